@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import re
+from typing import Any
 
 import pytest
 from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -99,12 +100,25 @@ def test_a_name_that_its_own_path_does_not_spell_is_corrupt(
         found(one("model.w", paths=paths))
 
 
-def test_metadata_that_does_not_even_say_that_there_are_no_paths_is_corrupt() -> None:
+@pytest.mark.parametrize("field", ["planner_data", "state_dict_metadata", "storage_data"])
+def test_metadata_without_one_of_its_fields_is_corrupt(field: str) -> None:
     fields = fields_of("w", (0,))
-    del fields["planner_data"]
-    held = MemoryFiles({".metadata": torch_pickle(Built("metadata", "Metadata", fields))})
-    with pytest.raises(Corrupt, match="no planner_data"):
-        dcp.tensors(held, "")
+    del fields[field]
+    for value in (Built("metadata", "Metadata", fields), fields, 5):
+        held = MemoryFiles({".metadata": torch_pickle(value)})
+        with pytest.raises(Corrupt, match=r"no planner_data|without its fields"):
+            dcp.tensors(held, "")
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value"), [("properties", 5), ("chunks", 5), ("chunks", [5])]
+)
+def test_a_tensor_that_is_not_described_is_corrupt(attribute: str, value: object) -> None:
+    fields: dict[str, Any] = fields_of("w", (4,))
+    fields["state_dict_metadata"]["w"].state[attribute] = value
+    data = torch_pickle(Built("metadata", "Metadata", fields))
+    with pytest.raises(Corrupt, match="without properties, size and chunks"):
+        found(MemoryFiles({".metadata": data}))
 
 
 def test_two_chunks_in_one_item_are_corrupt() -> None:

@@ -78,6 +78,7 @@ def test_an_optimizer_of_any_name_is_known_by_its_groups() -> None:
         ("generator", "w"), ("flat", "state.w.exp_avg"), blobs=(("flat", "param_groups.w.lr"),)
     ) == {"w"}
     assert names(*states, blobs=(("anything", "param_groups", 0, "lr"),)) == set()
+    assert names(("own", "w"), blobs=(("own", "param_groups", 0, "lr"),)) == {"w"}
     with pytest.raises(Unsupported, match="2 sets of weights"):
         names(("generator", "w"), *states)
 

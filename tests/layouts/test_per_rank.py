@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import pickle
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,6 @@ from ckptsync.layouts import per_rank, registry
 from ckptsync.layouts.per_rank import load, of_stem
 from ckptsync.layouts.registry import WeightsSource
 from ckptsync.merger import copy_consistency
-from ckptsync.merger.plan import MergeOptions, plan
-from ckptsync.tensors import Copy, Extent, Part, Tensor
-from ckptsync.tensors import read as read_bytes
 from tests.support.files_in_memory import MemoryFiles, torch_zip_file, tree
 from tests.support.torch_bytes import saved
 from tests.support.vector import vector
@@ -317,29 +313,6 @@ def test_parts_that_are_on_more_ranks_than_others_are_corrupt(
     files.content["model_world_size_4_rank_1.pt"] = of_a_slice(1, torch.ones(2, 3))
     with pytest.raises(Corrupt, match="some parts of on both are on more ranks"):
         read(files, "model")
-
-
-def test_replicas_are_compared_in_full_while_they_are_read() -> None:
-    whole = torch.arange(400_000, dtype=torch.float32)
-    odd = whole.clone()
-    odd[5000] += 1  # between two samples
-    for n in (0, 1):
-        files = MemoryFiles({"a": saved({"w": whole}), "b": saved({"w": odd if n else whole})})
-        extents = [
-            Extent(name, files.content[name].index(whole[:99].numpy().tobytes()), 4 * len(whole))
-            for name in "ab"
-        ]
-        part, replica = (Part((0,), whole.shape, extent) for extent in extents)
-        copy = Copy("F32", whole.shape, (replace(part, replicas=(replica,)),))
-        tensor = Tensor("w", "F32", whole.shape, (copy,))
-        copy_consistency.check_copies(files, [tensor])
-        found = copy_consistency.ComparedFiles(files, plan([tensor], MergeOptions()))
-        if not n:
-            assert read_bytes(found, extents[0]) == whole.numpy().tobytes()
-            continue
-        found.read_into("a", extents[0].start, memoryview(bytearray(4 * 5000)))
-        with pytest.raises(Corrupt, match="b: values of w differ from those in a"):
-            found.read_into("a", extents[0].start + 4 * 5000, memoryview(bytearray(4)))
 
 
 def test_other_names_and_a_rank_file_without_its_metadata_are_anybodys() -> None:

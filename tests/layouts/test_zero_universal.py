@@ -126,13 +126,12 @@ def test_a_pipelines_stages_are_joined_and_none_may_be_missing() -> None:
 
 def test_an_untrained_tensor_that_no_rank_holds_whole_is_refused() -> None:
     of = pipeline({"w": values((3, 4), 0)}, {"w": values((3, 4), 0)})
-    for name in [name for name in of.content if "model_states" in name]:
-        told = {"f": values((2,), 1), "w": values((3, 2), 2)}
-        of = changed(of, name, lambda m, told=told: m.update(module=told, buffer_names=["f"]))
+    first, second = sorted(name for name in of.content if "model_states" in name)
+    module = {"f": values((2,), 1), "w": values((3, 2), 2)}
+    for name in (first, second):
+        of = changed(of, name, lambda m: m.update(module=module, buffer_names=["f"]))
     assert same(merged(of, "keep"), {"w": values((3, 4), 0), "f": values((2,), 1)})
-    of = changed(of, name, lambda m: m.update(buffer_names=[]))
-    assert same(merged(of, "keep"), {"w": values((3, 4), 0), "f": values((2,), 1)})
-    of = changed(of, "u/mp_rank_00_model_states.pt", lambda m: m.update(buffer_names=[]))
+    of = changed(of, first, lambda m: m.update(buffer_names=[]))
     with pytest.raises(Unsupported, match="f is not trained"):
         merged(of, "keep")
 
