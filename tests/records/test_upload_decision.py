@@ -121,8 +121,8 @@ def test_of_another_node_a_time_without_a_fraction_may_be_chance() -> None:
     assert find_holder(stats(1, a="x", b="y"), "n2", exact, read) == exact[1]
     assert find_holder(stats(1, a="x", b="y"), "n2", exact[:1], read) is None
     copied = {"rng_state_0.pth": "x", "rng_state_1.pth": "y"}
-    own = manifest("n0", at=7, **{"rng_state_0.pth": "x"})
-    other = manifest("n1", location="c-1~other", at=7, **{"rng_state_1.pth": "y"})
+    own = manifest("n0", 0, "c-1", 7, **{"rng_state_0.pth": "x"})
+    other = manifest("n1", 0, "c-1~other", 7, **{"rng_state_1.pth": "y"})
     assert find_holder(stats(7, **copied), "n0", [own, other]) == own
     assert find_holder(stats(7, **copied), "n0", [own]) is None
 
