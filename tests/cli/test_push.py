@@ -16,6 +16,7 @@ from ckptsync.cli.main import main
 from ckptsync.cli.push import counted, notes
 from tests.support.command_line import Cli
 
+VECTORS = Path(__file__).parents[1] / "vectors"
 FSDP = Path(ckptsync.__file__).parent / "demo_data" / "fsdp2"
 SHARD, OPTIMIZER = "pytorch_model_fsdp_0/__0_0.distcp", "optimizer_0/__0_0.distcp"
 
@@ -30,6 +31,18 @@ def test_a_checkpoint_is_sent_once(tmp_path: Path, cli: Cli) -> None:
 def as_json(cli: Cli, *words: object) -> dict[str, Any]:
     printed: dict[str, Any] = cli("push", *words, "--json").json
     return printed
+
+
+def test_a_configuration_that_comes_later_is_sent_alone_and_once(tmp_path: Path, cli: Cli) -> None:
+    out, store = tmp_path / "sft", tmp_path / "store"
+    shutil.copytree(VECTORS / "hf-fsdp1/out/checkpoint-4", out / "checkpoint-4")
+    cli("push", out, "--store", store)
+    config = (VECTORS / "base/config.json").read_text()
+    for content, files in ((config, 1), (f"{config}\n", 0)):
+        (out / "config.json").write_text(content)
+        [sent] = as_json(cli, out, "--store", store)["checkpoints"]
+        assert (sent["location"], sent["files"]) == ("checkpoint-4", files)
+    assert (store / "sft/checkpoint-4/config.json").read_text() == config
 
 
 def test_a_dry_run_counts_what_was_chosen_and_makes_no_store(tmp_path: Path, cli: Cli) -> None:

@@ -36,7 +36,8 @@ def test_it_knows_this_machine() -> None:
     told = probe.gather()
     assert (told["host"], told["node"]) == (socket.gethostname(), socket.gethostname())
     assert told["python"].startswith(f"{sys.version_info[0]}.{sys.version_info[1]}.")
-    assert told["interfaces"]["lo"]["mtu"]
+    for key, name in (("state", "operstate"), ("mtu", "mtu")):
+        assert told["interfaces"]["lo"][key] == Path("/sys/class/net/lo", name).read_text().strip()
     assert told["limits"]["nofile"] > 0
     assert told["cpus"] > 0
     assert told["boot"]
@@ -152,6 +153,29 @@ def test_the_masters_port_is_free_or_taken(monkeypatch: pytest.MonkeyPatch) -> N
     assert master() == (["127.0.0.1"], True, "refused")
     monkeypatch.setenv("MASTER_ADDR", "no.such.host.invalid")
     assert master() == ([], False, "")
+
+
+@pytest.mark.parametrize(
+    ("addresses", "state"),
+    [
+        (["192.0.2.1"], "silent"),
+        (["198.51.100.1"], "unreachable"),
+        (["198.51.100.1", "192.0.2.1", "203.0.113.1"], "refused"),
+    ],
+)
+def test_the_best_answer_of_the_masters_addresses_counts(
+    addresses: list[str], state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = {"192.0.2.1": TimeoutError, "203.0.113.1": ConnectionRefusedError}
+
+    def connect(where: tuple[str, int], _patience: float) -> None:
+        raise errors.get(where[0], OSError)
+
+    monkeypatch.setenv("MASTER_ADDR", "master")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    monkeypatch.setattr(probe, "_addresses", lambda _host: addresses)
+    monkeypatch.setattr(socket, "create_connection", connect)
+    assert master() == (addresses, False, state)
 
 
 VERSION = """NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build  \

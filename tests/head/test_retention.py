@@ -191,6 +191,11 @@ def test_shards_go_of_all_but_the_newest_while_models_stay() -> None:
     assert found == {"checkpoint-3": why, "checkpoint-2": why}
 
 
+def test_the_newest_that_is_verified_stays_though_no_training_resumes_from_it() -> None:
+    locations = [seen(1), seen(2, resume=False), seen(3, resume=False)]
+    assert kept(locations, Rules(max_age=DAY)) == [1, 3]
+
+
 def test_the_newest_that_can_be_resumed_from_stays_beside_newer_models() -> None:
     locations = [
         seen(1),

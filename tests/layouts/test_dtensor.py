@@ -168,6 +168,7 @@ def test_ranks_need_not_be_in_order_and_axes_may_be_flattened() -> None:
         {"_flatten_rank_map": "0123"},
         {"_layout": flat(((2,), (2,)), ((2,), (3,)))},
         {"_layout": flat(((2,), (2,)), ((2,), (2,)))},
+        {"_layout": flat(((2,), (2,))), "_coordinate_on_dim": (1,)},
         {"_layout": flat(((1 << 40,), (1,)), ((1,), (1,)))},
         {"_layout": flat(((2,), (2,)), ((2, 2), (1,)))},
         {"_layout": flat(((0,), (1,)), ((2,), (1,)))},

@@ -64,8 +64,11 @@ def test_the_file_that_agrees_with_none_is_named() -> None:
 
 
 @pytest.mark.parametrize("at", [0, COUNT // 3, COUNT - 1])
-def test_each_replica_is_read_in_full(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_units, "WINDOW", 4096)
+@pytest.mark.parametrize("window", [4096, read_units.WINDOW])
+def test_each_replica_is_read_in_full(
+    at: int, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_units, "WINDOW", window)
     replicas = tuple(part(file, 2) for file in ("b", "c"))
     copy = Copy("BF16", (COUNT,), (replace(part("a", 2), replicas=replicas),))
     good = MemoryFiles(dict.fromkeys("abc", NARROW.tobytes()))

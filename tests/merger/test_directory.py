@@ -58,6 +58,10 @@ def test_a_file_or_a_link_in_the_way_is_left_alone(nodes: tuple[Path, ...], out:
         out.unlink()
         out.symlink_to(target)
         refused(ConfigError, "exists", nodes, out)
+    out.unlink()
+    out.mkdir()
+    (out / "model.safetensors").write_text("precious")
+    refused(ConfigError, "exists", nodes, out)
 
 
 def test_an_empty_directory_is_filled_and_missing_parents_are_made(

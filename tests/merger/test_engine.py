@@ -121,7 +121,9 @@ def bytes_of(extents: Iterable[Extent]) -> set[tuple[str, int]]:
 
 @pytest.mark.usefixtures("small_units")
 @pytest.mark.parametrize("jobs", [1, 8])
-@pytest.mark.parametrize("name", ["hf-zero3-2node", "hf-fsdp1", "raw-ds-zero2-bf16-tied"])
+@pytest.mark.parametrize(
+    "name", ["hf-zero3-2node", "hf-fsdp1", "raw-ds-zero2-bf16-tied", "acc-ranks-fsdp1"]
+)
 def test_a_flipped_bit_in_any_tensor_that_is_read_stops_a_merge(name: str, jobs: int) -> None:
     files = tree(*vector(name).sources)
     job = prepare(files, MergeOptions("keep", 20_000))

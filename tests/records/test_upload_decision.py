@@ -120,6 +120,11 @@ def test_of_another_node_a_time_without_a_fraction_may_be_chance() -> None:
     read = {("a", 1, 1): digest(b"x"), ("b", 1, 1): digest(b"y")}
     assert find_holder(stats(1, a="x", b="y"), "n2", exact, read) == exact[1]
     assert find_holder(stats(1, a="x", b="y"), "n2", exact[:1], read) is None
+    copied = {"rng_state_0.pth": "x", "rng_state_1.pth": "y"}
+    own = manifest("n0", 0, "c-1", 7, **{"rng_state_0.pth": "x"})
+    other = manifest("n1", 0, "c-1~other", 7, **{"rng_state_1.pth": "y"})
+    assert find_holder(stats(7, **copied), "n0", [own, other]) == own
+    assert find_holder(stats(7, **copied), "n0", [own]) is None
 
 
 def test_a_later_manifest_has_the_ranks_of_its_own_files() -> None:

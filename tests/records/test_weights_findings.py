@@ -155,7 +155,7 @@ TABLE: Mapping[str, tuple[list[CountedModel], list[str]]] = {
         [],
     ),
     "an adapter that changes nothing": (
-        changed(training(1), a=tensor("a"), b=tensor("b", 0.0), mask=None),
+        changed(training(2, every=1), a=tensor("a"), b=tensor("b", 0.0), mask=None),
         ["lora"],
     ),
     "an adapter": (changed(training(1), a=tensor("a"), b=tensor("b", 0.1), mask=None), []),

@@ -17,6 +17,7 @@ from ckptsync.errors import ConfigError, StoreError
 from ckptsync.service import process_control
 from ckptsync.service.process_control import Locks, Notifier, heartbeat, is_running, stopping
 from ckptsync.spool.markers import start_time
+from ckptsync.stores.progress_signs import is_shutting_down
 from ckptsync.walk import UnsafeSpool
 
 
@@ -135,17 +136,19 @@ def test_the_watchdog_is_ours_only_if_its_process_is(
     assert Notifier({k: v for k, v in given.items() if v}).watchdog == seconds
 
 
-def test_a_signal_ends_the_wait_at_once_and_handlers_are_given_back() -> None:
-    before = signal.getsignal(signal.SIGTERM)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_wait_at_once_and_handlers_are_given_back(number: int) -> None:
+    before = signal.getsignal(number)
     with stopping() as stop:
         assert not stop.wait(0.05)
-        assert signal.getsignal(signal.SIGTERM) != before
-        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        assert signal.getsignal(number) != before
+        threading.Timer(0.1, os.kill, (os.getpid(), number)).start()
         begun = time.monotonic()
         assert stop.wait(600)
         assert time.monotonic() - begun < 300
         assert stop.code == 0
-    assert signal.getsignal(signal.SIGTERM) == before
+        assert is_shutting_down()
+    assert signal.getsignal(number) == before
 
 
 def test_a_fault_in_a_thread_decides_the_exit_code_and_a_later_signal_does_not() -> None:

@@ -389,12 +389,15 @@ def test_states_or_a_name_tell_a_checkpoint_from_an_output_directory(tmp_path: P
     lay(tmp_path, FINISHED).rename(tmp_path / "best")
     lay(tmp_path, model).rename(tmp_path / "checkpoint-4.bak")
     lay(tmp_path, {**model, "train.log": b"x", "runs/a": b"y"}).rename(tmp_path / "sft")
-    told = {name: find_offer(tmp_path / name) for name in ("best", "checkpoint-4.bak", "sft")}
+    (tmp_path / "linked").symlink_to("best")
+    names = ("best", "checkpoint-4.bak", "linked", "sft")
+    told = {name: find_offer(tmp_path / name) for name in names}
     assert {
         n: (o.run == n, [s.name for s in o.found_dirs], o.left_out) for n, o in told.items()
     } == {
         "best": (False, ["best"], ()),
         "checkpoint-4.bak": (False, ["checkpoint-4.bak"], ()),
+        "linked": (False, ["linked"], ()),
         "sft": (True, ["final"], ("runs/", "train.log")),
     }
 
