@@ -72,9 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may lack characters of a name
         sys.stdout.reconfigure(errors="backslashreplace")
     words = [*(sys.argv[1:] if argv is None else argv)]
-    own_words = (
-        words[: words.index("--")] if "--" in words else words
-    )  # later words are a training's
+    # words after `--` are a training's
+    own_words = words[: words.index("--")] if "--" in words else words
     as_json = any(word.partition("=")[0] in ("--json", "--progress") for word in own_words)
     try:
         if words[:1] in (["-h"], ["--help"]):

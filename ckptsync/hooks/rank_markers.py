@@ -200,9 +200,8 @@ def forget_saves(spool: Path) -> None:
     if existing.issuperset(marked.values()):
         return
     try:
-        existing |= {
-            checkpoint_dir.name for checkpoint_dir in find_checkpoint_dirs(spool.parent)
-        }  # some lie deeper
+        # some lie deeper
+        existing |= {each.name for each in find_checkpoint_dirs(spool.parent)}
     except (CkptsyncError, ImportError):
         return  # another user's directory; a name that wants a library that is not here
     for folder, name in marked.items():

@@ -46,11 +46,8 @@ _CLASSIFIERS = {
 }
 _OWN_HEADS = ("score", "classifier", "qa_outputs")  # peft saves them without being told
 _LABEL_LAYERS = ("score", "classifier", "out_proj")  # modules with a row for each label
-_LANGUAGE_HEADS = (
-    "lm_head.",
-    "cls.",
-    "embed_out.",
-)  # a language model's own, which a classifier lacks
+# a language model has one of them, a classifier has none
+_LANGUAGE_HEADS = ("lm_head.", "cls.", "embed_out.")
 _NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.)")
 _UNQUANTISED = "give the unquantised model that it was made from, or a dequantised copy"
 

@@ -23,12 +23,13 @@ _SYNONYMS = {"block_sparse_moe": "mlp"}  # Mixtral's, in files and in memory
 _OPTIONAL_PARTS = frozenset(
     {"model", "language_model", "text_model", "vision_model", "transformer"}
 )
+# what a class with a head calls the model below it
 _TOPS = frozenset(
     """
     bert roberta deberta electra distilbert albert mpnet longformer esm ernie rembert roformer
     convbert layoutlm layoutlmv3 vit deit beit swin wav2vec2 hubert wavlm gpt_neox rwkv backbone
     """.split()  # noqa: SIM905
-)  # what a class with a head calls the model below it
+)
 _NOT_TEXT = re.compile(r"vis(ion|ual)|image|audio|speech|video")
 _FACTOR = re.compile(
     r"(?P<module>.+)\.(?P<kind>lora_A|lora_B|lora_embedding_A|lora_embedding_B|"
@@ -172,9 +173,8 @@ class Base:
             return (Slot(tensor, Place(name)),)
         if slots := self._slots_in_memory.get(name):
             return tuple(slots)
-        older_place = places((name,), self._config)[name][
-            0
-        ]  # as if it were a file's, of another version
+        # as if the name were a file's, of another version
+        older_place, *_ = places((name,), self._config)[name]
         if slots := self._slots_in_memory.get(older_place.live):
             return _expert_slots(slots, older_place)
         self._index_names()
