@@ -397,7 +397,7 @@ def resume_step(
 
 
 def _located(place: Place | None) -> PathOrUrl | None:
-    """Return a place as a path or URL; None if none is given."""
+    """Return a place as path or URL; None without one.  Raises ConfigError if it is neither."""
     return located(os.fspath(place)) if place else None
 
 

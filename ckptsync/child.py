@@ -214,7 +214,7 @@ class Child:
             os.killpg(self.pid, number)
 
     def _is_over(self, patience: float) -> bool:
-        """Return whether its process ends within ``patience`` seconds.
+        """Wait until the process ends, at most ``patience`` seconds; return whether it has ended.
 
         The process is not reaped.
         """

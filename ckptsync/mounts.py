@@ -94,7 +94,7 @@ class Unmounted:
     options: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Return the text of an error about it."""
+        """Return the text of an error about this missing mount."""
         return f"{self.point} is in {self.source}, and nothing is mounted there"
 
 

@@ -127,10 +127,7 @@ def parent_of(root: str, name: str) -> Iterator[tuple[int, str]]:
 
 
 def open_file(root: str, name: str) -> int:
-    """Return a descriptor of a regular file, for the caller to close.
-
-    Raise OSError if there is none.
-    """
+    """Return a regular file's descriptor, for the caller to close; raise OSError if none."""
     with parent_of(root, name) as (directory, last):
         return open_regular(directory, last, name)
 
@@ -383,17 +380,11 @@ class OpenFile:
         return read_at(self._fd, start, out)
 
     def links(self) -> int:
-        """Return how many names the file has: none once it was replaced or deleted.
-
-        Raises OSError.
-        """
+        """Return how many names the file has: none once replaced or deleted. Raises OSError."""
         return os.fstat(self._fd).st_nlink
 
     def is_same(self, fd: int) -> bool:
-        """Return whether ``fd`` is a descriptor of the same file.
-
-        Raises OSError.
-        """
+        """Return whether ``fd`` is a descriptor of the same file. Raises OSError."""
         return os.path.sameopenfile(self._fd, fd)
 
 

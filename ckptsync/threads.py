@@ -29,10 +29,7 @@ def refusal(purpose: str) -> CkptsyncError:
 
 
 def start_thread(work: Callable[[], object], name: str) -> threading.Thread:
-    """Return a started daemon thread that runs ``work``.
-
-    Raise CkptsyncError if none can be started.
-    """
+    """Return a started daemon thread that runs ``work``; raise CkptsyncError if it fails."""
     thread = threading.Thread(target=work, name=name, daemon=True)
     try:
         thread.start()
@@ -48,10 +45,7 @@ class ThreadPool(ThreadPoolExecutor):
     """
 
     def _adjust_thread_count(self) -> None:
-        """Start a thread if one is needed.
-
-        Raise CkptsyncError if it fails and there is no other.
-        """
+        """Start a thread if one is needed; raise CkptsyncError if there is none at all."""
         try:
             super()._adjust_thread_count()
         except RuntimeError as e:

@@ -74,8 +74,5 @@ _NUMBERED = msgspec.json.Decoder(_Numbered)
 
 
 def format_number(data: bytes, name: str, expected: str) -> int:
-    """Return the ``format`` of a JSON object without building the rest.
-
-    Raise Corrupt if it has none.
-    """
+    """Return the ``format`` of a JSON object without building it; raise Corrupt without one."""
     return _decoded(_NUMBERED, data, name, expected).format

@@ -212,7 +212,7 @@ def split(path: Path) -> tuple[Path, tuple[str, ...]]:
 def open_step(above: int, name: str, path: Path) -> int:
     """Return a descriptor of the directory ``name`` in an open directory of a spool.
 
-    ``path`` is for the error. Raises as `open_directory`.
+    The caller closes it. ``path`` is for the error. Raises as `open_directory`.
     """
     if name == "..":
         raise UnsafeSpool(
@@ -336,10 +336,7 @@ def _probe_ownership(fd: int, info: os.stat_result) -> bool:
 
 
 def stat_open(fd: int, path: str) -> Stat:
-    """Return the state of an open file, with ``path`` as its path.
-
-    Raises OSError.
-    """
+    """Return the state of an open file, with ``path`` as its path. Raises OSError."""
     return _stat(path, os.fstat(fd))
 
 

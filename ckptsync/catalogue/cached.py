@@ -325,7 +325,7 @@ def _renew_changed(
     """
 
     def renew(name: Name) -> tuple[Checkpoint, tuple[Fault, ...], bool]:
-        """Return the checkpoint by its cached state, unless a node is sending it."""
+        """Return a changed checkpoint, by its cached state unless a node is sending it."""
         # files of an upload come without a record
         is_sending = name in listing.sending
         cached = None if is_sending else cache.run(name[0]).checkpoints.get(name[1])

@@ -322,7 +322,7 @@ class Summary:
 
     @property
     def dates(self) -> SaveDates:
-        """Return the dates by which `by_age` orders it."""
+        """Return the dates by which `by_age` orders this location."""
         return SaveDates(self.checkpoint, self.ended, self.first_arrival, self.ahead > SKEW)
 
     @property

@@ -35,7 +35,7 @@ class StoreState:
 
     @property
     def readable(self) -> tuple[LocationState, ...]:
-        """Return the locations of which every manifest and tombstone can be read."""
+        """Return the locations that no unreadable record hides (`hidden_by`)."""
         hidden = hidden_by(self.faults)
         return tuple(s for s in self.locations if (s.run, s.location) not in hidden)
 

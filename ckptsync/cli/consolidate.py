@@ -153,7 +153,7 @@ def _options(args: argparse.Namespace) -> tuple[HeadOptions, MergeResources]:
 
 
 def bases_of(config: Config | None) -> dict[str, Any]:
-    """Return the keyword arguments of HeadOptions for adapters; none if no base is configured."""
+    """Return HeadOptions' ``into`` and ``access``; {} if no base of adapters is configured."""
     if not config or not config.head.adapters:
         return {}
     return {

@@ -230,7 +230,7 @@ class Demo:
         original = next(file for file in written if file.exists()).read_bytes()
 
         def is_repaired(state: StoreState) -> bool:
-            """Return whether a later report is ok, and the file is the original one."""
+            """Return whether a later report is ok, and the file the original."""
             reports = _damaged_location(state).records.reports.values()
             is_read = any(later.n > report.n and later.verdict == "ok" for later in reports)
             return (

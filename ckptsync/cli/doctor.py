@@ -158,7 +158,8 @@ def examine(path: Path) -> tuple[Diagnosis, int]:
 def _diagnose(args: argparse.Namespace, wait: float, max_age: float) -> Diagnosis:
     """Examine this node, or compare published nodes; return the diagnosis.
 
-    A configuration of ``-c`` that cannot be read is a finding, unless nodes are compared.  ``wait``
+    A configuration of ``-c`` that cannot be read is a finding, unless nodes are compared; so is a
+    store that does not answer.  Without ``--json``, prints which nodes are waited for.  ``wait``
     and ``max_age`` are seconds.  Raises ConfigError, StoreError.
     """
     is_compared = (args.nodes or args.url is not None) and not args.publish

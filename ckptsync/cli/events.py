@@ -184,7 +184,8 @@ def describe(store: Store, s: Summary) -> dict[str, Any]:
 def _print(args: argparse.Namespace, target: str) -> int:
     """Print what happened to a run, or to one checkpoint of it; return the exit code.
 
-    With ``--follow`` print what is new, every `EVERY` seconds, until interrupted.
+    With ``--follow`` print what is new, every `EVERY` seconds, until interrupted.  Raises
+    ConfigError, StoreError.
     """
     from ckptsync.cli.ls import catalogue_reader, exit_code, select
 

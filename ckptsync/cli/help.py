@@ -87,7 +87,7 @@ def _print_text(kind: str, args: argparse.Namespace, text: str) -> int:
 
 
 def _title(path: Path) -> str:
-    """Return a file's first line with text, without the marks of its format."""
+    """Return a file's first line with text, without its format's marks; empty for other JSON."""
     if path.name == "json-schema.json":
         return "what commands print with --json"
     if path.suffix == ".json":

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    """Print the kept checkpoints of the store, or of a run; return the exit code."""
+    """Print what is kept; return the exit code.  Raises ConfigError, StoreError."""
     store, run_, location = store_run_location(args, only_target(args))
     cache = Cache.load(store.url)
     catalogue = select(store, read_catalogue(store, cache, run_), run_, location)

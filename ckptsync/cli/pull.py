@@ -97,8 +97,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Find the checkpoint, download it unless it is a dry run, and print where it is.
 
-    Return 10 if a file is damaged, 3 if one failed otherwise, else 0.  Raises ConfigError,
-    Incomplete, StoreError.
+    With ``--logs``, the same for the run's logs (`_pull_logs`).  Return 10 if a file is damaged, 3
+    if one failed otherwise, else 0.  Raises ConfigError, Incomplete, StoreError.
     """
     if args.nnodes is not None and args.nnodes < 1:
         raise ConfigError(f"--nnodes: expected at least 1, not {args.nnodes}")

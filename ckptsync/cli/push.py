@@ -205,7 +205,7 @@ def open_or_make_store(args: argparse.Namespace, output_dir: Path) -> Store:
     from ckptsync.service.store_connection import Absent, check_not_gone, remembers
 
     def open_checked(url: str, options: Mapping[str, object], limits: Limits) -> Store:
-        """Return the store; raise ConfigError if it has gone."""
+        """Return the store, made if need be; raise ConfigError as `check_not_gone` does Absent."""
         directories = [str(output_dir)] if remembers(output_dir / SPOOL, url) else []
         is_local = not isinstance(located(url), Remote)
         if (directories or is_local) and not is_store(url, options, limits):
@@ -252,7 +252,7 @@ def counted(progress: Progress, total: int) -> Callable[[int], None]:
 
 
 def notes(url: str) -> list[str]:
-    """Return what a user should know of stores of this kind, as sentences."""
+    """Return the warning on a store that fsspec opens, in a list; [] for any other URL."""
     path_or_url = located(url)
     if not isinstance(path_or_url, Remote) or path_or_url.scheme in SCHEMES:
         return []

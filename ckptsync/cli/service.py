@@ -302,7 +302,7 @@ def _program_path() -> str:
 
 
 def _unit_text(name: str) -> str:
-    """Return a file of ``systemd/`` as it is installed: marked, with this program's path."""
+    """Return a marked file of ``systemd/`` with this program's path.  Raises as `_program_path`."""
     text = resources.files("ckptsync").joinpath("systemd").joinpath(name).read_text("utf-8")
     return f"{_MARK}\n{text.replace(_PROGRAM, _program_path())}"
 
@@ -322,7 +322,10 @@ def _plan_file(path: Path, text: str) -> UnitFile:
 
 
 def _plan_drop_in(path: Path, *, is_needed: bool) -> list[UnitFile]:
-    """Return the drop-in of a worker that is also a head; one to remove if it is not needed."""
+    """Return the drop-in of a worker that is also a head; one to remove if it is not needed.
+
+    Raises ConfigError if another program wrote it, or it may not be read.
+    """
     if is_needed:
         return [_plan_file(path, _unit_text("with-head.conf"))]
     return [UnitFile(path, "", "removed")] if _MARK in (_read_unit(path) or "") else []
@@ -336,7 +339,7 @@ def _list_workers() -> set[str]:
 
 
 def list_written_units() -> list[Path]:
-    """Return the files that install wrote, of the system's and of this user's own systemd."""
+    """Return the files that install wrote, for system and user.  Raises as `_read_unit`."""
     candidates = [
         path
         for folder in _unit_folders()

@@ -187,7 +187,7 @@ def share(config: Config) -> LimitsConfig:
 
 
 def _file_values(document: Document, name: str, problems: list[str]) -> _WrittenValues:
-    """Return the values of a file's known keys; append a problem for every other key."""
+    """Return the values of known keys; append to ``problems`` for other keys and wrong sections."""
     if document.values is not None and not isinstance(document.values, dict):
         problems.append(f"{name}: not a mapping of keys to values")
         return {}

@@ -250,7 +250,10 @@ def _outer_and_inner(matches: Sequence[_Match]) -> tuple[list[_Match], list[_Mat
 
 
 def _why_not_ours(directory: Path, uid: int) -> tuple[str, str] | None:
-    """Return why other users than ``uid`` can change a directory, and what to do; None if not."""
+    """Return why other users than ``uid`` can change a directory, and what to do; None if not.
+
+    The same for a directory that cannot be opened.
+    """
     try:
         fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as e:  # it was removed, or cannot be reached

@@ -162,7 +162,11 @@ def _names_devices(node: NodeFacts, name: str) -> bool:
 
 
 def check_gpu_count(node: NodeFacts) -> Iterator[Finding]:
-    """Yield a failure if a node sees fewer GPUs than NPROC_PER_NODE; nothing once it trains."""
+    """Yield a failure if a node sees fewer GPUs than NPROC_PER_NODE.
+
+    Yield nothing if the GPUs are not known, in a process of Ray's or a training's, or if the
+    node has none and no variable names one.
+    """
     visible, processes = count_visible(node), node.variable("NPROC_PER_NODE")
     if visible is None or node.within or not _NUMBER.fullmatch(processes):
         return

@@ -141,7 +141,8 @@ def is_true(text: str) -> bool:
 def share_a_network(nodes: Sequence[NodeFacts]) -> bool:
     """Return whether all nodes run on one machine with one network namespace.
 
-    If so, names, paths and loopback are the same for all of them.
+    If so, names, paths and loopback are the same for all.  False if a node's machine or namespace
+    is not known, or there is no node.
     """
     machines = {(node.boot, node.network) for node in nodes}
     return len(machines) == 1 and all(machines.pop())

@@ -305,7 +305,8 @@ def _check_reachable(node: NodeFacts) -> Iterator[Finding]:
 def compare_network(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
     """Yield a finding for each variable of NCCL, Gloo or OpenMP that differs between nodes.
 
-    It is a failure for the variables of `_MUST_EQUAL`, else a warning.
+    It is a failure for the variables of `_MUST_EQUAL`, else a warning.  Variables of `_MAY_DIFFER`
+    are not compared, nor those of `_PER_NODE` if all nodes set them.
     """
     variables = {name for node in nodes for name in node.variables if name.startswith(_COMPARED)}
     for name in sorted(variables):

@@ -234,7 +234,7 @@ def _versions() -> dict[str, str]:
 
 
 def _builds() -> dict[str, str]:
-    """Return the CUDA or HIP that torch is built for, from torch/version.py, which is not run."""
+    """Return torch's CUDA or HIP from torch/version.py, which is not run; {} without torch."""
     with contextlib.suppress(metadata.PackageNotFoundError):
         path = metadata.distribution("torch").locate_file("torch/version.py")
         return dict(_BUILD.findall(_text(str(path))))

@@ -89,7 +89,8 @@ def read_published(
 ) -> tuple[list[dict[str, Any]], list[Corrupt]]:
     """Return the facts published within ``max_age`` seconds, and an error for each unreadable file.
 
-    ``now`` is on the store's clock.  Raises StoreError.
+    The facts have the key ``node``, and are sorted by it.  ``now`` is on the store's clock.  Raises
+    StoreError.
     """
     facts, odd = [], []
     for entry in [entry for entry in store.names(FOLDER) if now - entry.mtime <= max_age]:

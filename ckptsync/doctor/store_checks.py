@@ -145,7 +145,7 @@ def measure_clock(store: Store, node: str) -> float:
 
 
 def _access(target: StoreTarget) -> tuple[str, Mapping[str, object], Limits]:
-    """Return the URL, options and limits of a store, with shorter retries and timeouts."""
+    """Return URL, options, and limits with short retries and timeouts.  Raises ConfigError."""
     is_remote = isinstance(located(target.url), Remote)
     options = options_for(target.url, target.options) if is_remote else {}
     stall = min(target.limits.stall, _STALL)
@@ -200,7 +200,8 @@ def _check_directory(
 ) -> Iterator[Finding]:
     """Yield the findings on a store that is a directory: rights, mount, room, umask.
 
-    Yields nothing for a URL.  ``is_usable``: every operation of a file succeeded.
+    Yields nothing for a URL.  ``is_usable``: every operation of a file succeeded.  Raises
+    ConfigError.
     """
     path_or_url = located(url)
     if isinstance(path_or_url, Remote):
@@ -234,7 +235,8 @@ def _check_operations(store: Store, node: str, *, deletes: bool) -> Iterator[Fin
 def _first_refused(store: Store, node: str, *, deletes: bool) -> tuple[str, str, str] | None:
     """Return the first operation that fails, what happened, and a hint; None if all work.
 
-    Raises Transient if the store does not answer at all.
+    Tries them on a file of this node below `_FOLDER`, which stays if it cannot be deleted.
+    ``deletes``: a failed deletion counts.  Raises Transient if the store does not answer at all.
     """
     name, may_delete = f"{_FOLDER}{node}~{secrets.token_hex(8)}", False
     first, second = secrets.token_bytes(16), secrets.token_bytes(16)

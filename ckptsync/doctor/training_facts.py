@@ -178,8 +178,8 @@ def output_dir_of(training: Mapping[str, str]) -> str:
 def _texts(values: Mapping[str, Any], path: Path) -> dict[str, str]:
     """Return the settings in a configuration, and in the DeepSpeed configuration that it names.
 
-    ``path``: of its file, beside which the other one may lie.  Raises ConfigError if that cannot be
-    read.
+    Values with a URL are left out.  ``path``: of its file, beside which the other one may lie.
+    Raises ConfigError if that one is there and cannot be read.
     """
     texts = {
         key: text for key in KEYS if key in values and "://" not in (text := _text(values[key]))

@@ -85,7 +85,10 @@ class Download:
         return self._final
 
     def preview(self) -> Result:
-        """Return what `run` would do; existing files are judged by names and sizes."""
+        """Return what `run` would do; existing files are judged by names and sizes.
+
+        Raise ConfigError as `_is_complete`.
+        """
         present = self.plan.files if self._is_complete() else self._list_downloaded()
         return self._result(present, {}, tuple(self.plan.pointers))
 
@@ -173,7 +176,7 @@ class Download:
         return sum(file.size for file in (*walked.files, *walked.partial))
 
     def _list_downloaded(self) -> list[StoredFile]:
-        """Return the files of the plan that the hidden directory has with their full sizes."""
+        """Return the plan's files that the hidden directory has in full size; [] without it."""
         if not self._hidden.is_dir() or self._hidden.is_symlink():
             return []
         sizes = _sizes(self._hidden)

@@ -131,7 +131,7 @@ def _other_copies(state: LocationState) -> Iterator[str]:
 
 
 def plan_model(state: LocationState) -> PullPlan:
-    """Return the plan of the consolidated model's files.
+    """Return the plan of the consolidated model's files; ``missing`` names those not stored whole.
 
     Raise Incomplete if there is no model, Corrupt for unsafe names.
     """
@@ -186,7 +186,7 @@ def model_digests(file: ModelFile, tensors: Sequence[ModelTensor]) -> RangeDiges
 def pointers(checkpoint: str, paths: Collection[str]) -> Mapping[str, bytes]:
     """Return name → content of the files that point trainers to the newest checkpoint.
 
-    Each lies in an output directory.
+    Each lies in an output directory.  {} for trainers that read no such file.
 
     Trainers write them anew with every save, so no store keeps them.  DeepSpeed reads ``latest`` if
     it is given no tag (`deepspeed.runtime.engine`, load_checkpoint); verl and Megatron read
@@ -202,7 +202,7 @@ def pointers(checkpoint: str, paths: Collection[str]) -> Mapping[str, bytes]:
 
 
 def _is_of_one_rank(path: str) -> bool:
-    """Return whether only the rank in the file's name needs it."""
+    """Return whether only the rank in the file's name needs the file."""
     kind = file_names.file_kind(path)
     return file_names.rank(path) is not None and not (kind and kind.is_for_any_rank)
 

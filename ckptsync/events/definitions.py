@@ -101,7 +101,7 @@ def _read_definition(item: object, command: Callable[[object], tuple[str, ...]])
 def _read_values(
     item: Mapping[str, Any], command: Callable[[object], tuple[str, ...]]
 ) -> Iterator[tuple[str, Any]]:
-    """Yield each key of a definition with its checked value; raise ValueError for a wrong one."""
+    """Yield each key that is not None, with its checked value; raise ValueError for a wrong one."""
     readers: Mapping[str, Callable[[Any], Any]] = {
         "name": str,
         "on": _read_events,

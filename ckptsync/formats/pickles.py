@@ -411,10 +411,7 @@ class _Machine:
             )
 
     def spend(self, cost: int) -> None:
-        """Charge for one thing that may take much memory or work.
-
-        Raise Corrupt if there is no room.
-        """
+        """Charge for what may take much memory or work. Raise Corrupt if there is no room."""
         self.room -= cost
         if self.room < 0:
             self.check_room()
@@ -431,10 +428,7 @@ class _Machine:
         return value
 
     def finish(self, value: Stated, items: list[Any]) -> None:
-        """Give an object its attributes, names and values in turn.
-
-        Raise Corrupt if it has them already.
-        """
+        """Give an object its attributes, names and values in turn; raise Corrupt if it has any."""
         if self.unset.pop(id(value), None) is None:
             raise Corrupt("pickle: an object's attributes are set twice")
         self.room += _ENTRY
@@ -500,10 +494,7 @@ class _Machine:
         )
 
     def skip(self, index: int) -> None:
-        """Fill the memo up to ``index``: Python 2 counts from 1.
-
-        Raise Corrupt if the index is in use.
-        """
+        """Fill the memo up to ``index``: Python 2 counts from 1. Raise Corrupt if it is in use."""
         if index < len(self.memo):
             raise Corrupt(f"pickle: the memo's index {index} is given twice")
         self.spend(_REFERENCE * (index - len(self.memo)))
@@ -534,13 +525,13 @@ class _Machine:
         self.room -= _REFERENCE * len(items)
 
     def set_items(self, items: list[Any]) -> None:
-        """Put ``[key, value, key, value, …]`` into the dictionary on top of the stack."""
+        """Put ``[key, value, …]`` into the dictionary on top of the stack; raise Corrupt."""
         target, keys = _into(self.stack[-1], dict), items[::2]
         self.check_keys(keys)
         target.update(zip(keys, items[1::2], strict=True))
 
     def add_items(self, items: list[Any]) -> None:
-        """Add values to the set on top of the stack."""
+        """Add values to the set on top of the stack; raise Corrupt."""
         self.check_keys(items)
         _into(self.stack[-1], set).update(items)
 

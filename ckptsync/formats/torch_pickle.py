@@ -134,10 +134,7 @@ class RefusedTensor:
     args: tuple[Any, ...]
 
     def error(self) -> Unsupported:
-        """Return why it is refused, and what to do.
-
-        Raise Corrupt if its arguments changed meanwhile.
-        """
+        """Return why it is refused, and what to do. Raise Corrupt if its arguments changed."""
         try:
             _REBUILDERS[self.name](self.name, self.args)
         except Unsupported as e:
@@ -241,10 +238,7 @@ def _rebuild_v1(_: Name, args: tuple[Any, ...]) -> StoredTensor:
 
 
 def _rebuild_v3(_: Name, args: tuple[Any, ...]) -> StoredTensor:
-    """Return the tensor, whose dtype need not be that of its storage.
-
-    Raises as `_rebuild_v2`.
-    """
+    """Return the tensor, whose dtype need not be that of its storage. Raises as `_rebuild_v2`."""
     storage, offset, shape, strides, _grad, _hooks, dtype, *metadata = args
     if len(metadata) > 1:
         raise Corrupt("pickle: a tensor that torch does not rebuild")

@@ -243,7 +243,7 @@ class _LegacyPickles:
         allowed: Mapping[Name, Build] | None = None,
         persistent: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """Return the value of the next pickle, and move ``end`` behind it."""
+        """Return the next pickle's value, and move ``end`` behind it. Raise as `loads`."""
         value, size = loads(bytes(self._data[self.end :]), allowed or {}, persistent)
         self.end += size
         return value

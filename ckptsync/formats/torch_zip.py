@@ -201,10 +201,7 @@ def _directory(files: Files, span: Extent) -> Extent:
 
 
 def _directory64(files: Files, span: Extent) -> tuple[int, int]:
-    """Return size and start of the central directory, by the zip64 records.
-
-    Raise Corrupt without.
-    """
+    """Return size and start of the central directory by zip64 records; raise Corrupt without."""
     locator_start = span.size - _END.size - _LOCATOR.size
     if locator_start < _END64.size:
         raise Corrupt(f"{_at(span)}: no room for a zip64 end record")

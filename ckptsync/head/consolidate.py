@@ -586,7 +586,7 @@ class ModelBuilder:
     def _write_record(
         self, record: ModelRecord, written: Sequence[ModelFile], notes: tuple[str, ...]
     ) -> WrittenModel:
-        """Write a model record, unless it is stored already; return what was written."""
+        """Write a model record, unless it is stored; return the model. Raise StoreError."""
         name, _ = create_record(self._store, record)
         files, size = tuple(f.path for f in written), sum(f.size for f in written)
         return WrittenModel(record.run, record.location, name, files, size, notes)

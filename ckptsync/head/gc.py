@@ -120,7 +120,9 @@ def apply_retention(
     progress: Callable[[int], object] = lambda _: None,
     is_over: Callable[[], bool] = lambda: False,
 ) -> RetentionResult:
-    """Do what is due; return it. One location's failure stops no other.
+    """Mark, withdraw and remove what is due; return what was planned, done, and failed.
+
+    One location's failure stops no other.
 
     ``progress`` gets the bytes of each deleted file. If ``is_over`` returns true after a location,
     the others are left to the next call. Raise StoreError if the store cannot be listed.
@@ -245,7 +247,10 @@ class TrainerMetrics:
         return parse_metrics(data, summary.step)
 
     def _of_tombstone(self, summary: Summary) -> Mapping[str, float]:
-        """Return the metrics of the newest tombstone of shards that has any."""
+        """Return the metrics of the newest tombstone of shards that has any; {} if none has.
+
+        Raise StoreError, or NotFound or Corrupt for a tombstone.
+        """
         names = (e.name for e in self._store.names(records_prefix(summary.run, summary.location)))
         stones = [p for p in record_names(names).values() if p.kind == "tombstone"]
         for parsed in sorted(stones, key=lambda p: -p.n):

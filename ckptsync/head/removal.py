@@ -230,7 +230,7 @@ class _LocationView:
 
     @property
     def mark(self) -> str:
-        """Return why it is marked; empty if it is not."""
+        """Return why the location is marked; empty if it is not."""
         summary = self.summary
         return summary.retired if self.scope == "location" else summary.shards_retired
 
@@ -257,7 +257,7 @@ class _LocationView:
         )
 
     def outcome(self, result: Result, reason: str, files: int = 0, size: int = 0) -> RemovalOutcome:
-        """Return the outcome of what was done about it."""
+        """Return the outcome of what was done about the location."""
         summary = self.summary
         return RemovalOutcome(
             summary.run, summary.location, result, self.scope, reason, files, size
@@ -358,7 +358,10 @@ class Removal:
         return view.summary
 
     def _read_view(self, run: str, location: str, scope: Scope) -> _LocationView | None:
-        """Return the location as it is now; None if no manifest counts, or one cannot be read."""
+        """Return the location as it is now; None if no manifest counts, or one cannot be read.
+
+        Raise StoreError.
+        """
         catalogue = read_catalogue(self._store, self._cache, run)
         checkpoint_state = read_location(self._store, run, location)
         state = next(iter(checkpoint_state.readable), None)
@@ -412,7 +415,8 @@ class Removal:
     def _list_whole(self, others: Iterable[Summary], *, resumes: bool) -> Iterator[Summary]:
         """Yield the newest locations that are verified and not marked, each read again now.
 
-        End after one that can be resumed from, or after the first unless ``resumes``.
+        End after one that can be resumed from, or after the first unless ``resumes``. Raise
+        StoreError.
         """
         for summary in reversed(by_age(others)):
             if summary.retired or not is_verified(summary):
@@ -428,7 +432,8 @@ class Removal:
         """Delete the files, then the records; return what was deleted.
 
         ``checked_at``: when the last check began, by ``clock``; None if a removal is only finished.
-        Nothing is deleted if that was more than `PROMPT` ago.
+        Nothing is deleted if that was more than `PROMPT` ago. Raise ConfigError if another run's
+        records lie among the files, Corrupt, StoreError.
         """
         run, location, scope = view.summary.run, view.summary.location, view.scope
         check_alone(self._store, run, location)
@@ -466,7 +471,7 @@ class Removal:
                 self._store.delete(checked_own(name, own_prefixes(stone.run, stone.location)))
 
     def _write_tombstone(self, view: _LocationView, stage: Stage) -> str:
-        """Write a tombstone with the reason and the metrics of earlier ones; return its name."""
+        """Write a tombstone with earlier ones' reason and metrics; return its name."""
         metrics = next((t.metrics for t in view.state.records.tombstones.values() if t.metrics), {})
         return write_tombstone(
             self._store, view.manifests, view.scope, stage, reason=view.mark, metrics=metrics

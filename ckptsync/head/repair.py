@@ -196,7 +196,10 @@ def repair(
 
 
 def _is_as_recorded(finding: VerifyFinding, state: LocationState) -> bool:
-    """Return whether all bytes were compared and match: only the file's meaning is wrong."""
+    """Return whether a finding is not of bytes, and its report compared all bytes with digests.
+
+    Then only the file's meaning is wrong.
+    """
     if finding.kind in OF_BYTES:
         return False
     for report in (state.records.reports[name] for name in state.conditions.proof.damage):
@@ -327,7 +330,7 @@ def _list_tensors(finding: VerifyFinding, state: LocationState) -> tuple[str, ..
 def _plan_record(
     fault: Fault, state: LocationState | None, nodes: Mapping[str, NodeState]
 ) -> Repair:
-    """Return what to do about a record that cannot be read, by its kind."""
+    """Return what to do about an unreadable record, by its kind; a newer program's one is left."""
     name, kind = fault.name.removeprefix(f"{fault.run}/"), fault.record.kind
     damage = str(fault.error).removeprefix(f"{fault.name}: ")
     if isinstance(fault.error, Unsupported):

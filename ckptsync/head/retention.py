@@ -243,7 +243,7 @@ class _RunRules:
         self._values = [value for value in values if value is not None]
 
     def protection(self, summary: Summary) -> str:
-        """Return why no rule may delete a location."""
+        """Return why no rule may delete a location; empty if one may."""
         if why := protection(summary, self._conflicts, self._evidence.unreadable):
             return why
         if summary.location in self._last_models:

@@ -69,7 +69,7 @@ def record_weights(
 
     @cache
     def read_first() -> CountedModel | None:
-        """Return the first model of the run before this one, or None; it is read once."""
+        """Return the run's first model before this one, or None. Raise StoreError."""
         return next((r.model for r in _read_models(store, run, places_before, 1)), None)
 
     smaller = [WeightsFinding(SMALLER, doubt) for doubt in doubts]

@@ -126,7 +126,10 @@ def _link_added(added: Path, paths: Collection[str], draft: Path) -> None:
 
 
 def _in_thread(work: Callable[[], object], name: str) -> None:
-    """Run ``work`` in a thread that the interpreter's end waits for; at that end, in this one."""
+    """Run ``work`` in a thread that the interpreter's end waits for.
+
+    Run it in this thread if the interpreter is ending, or the system gives no more threads.
+    """
     if threading.main_thread().is_alive():
         try:
             threading.Thread(target=work, name=name).start()
@@ -198,7 +201,7 @@ def _close(copies: Copies) -> None:
 def make_room(output_dir: Path, newest: Path, size: int, log: Log) -> list[Path]:
     """Hide as many pins as a next save of ``size`` bytes needs, never ``newest``; log each.
 
-    Return their paths now, to be removed.  Raises OSError.
+    Return their new paths, for the caller to remove; [] if there is room.  Raises OSError.
     """
     lacking = int(FLOOR * size) - pins.free_bytes(output_dir)
     if lacking <= 0:
@@ -219,7 +222,8 @@ def make_room(output_dir: Path, newest: Path, size: int, log: Log) -> list[Path]
 def choose_pins_to_drop(pins_here: Sequence[Pin], newest: Path, lacking: int) -> list[Pin]:
     """Return the pins whose removal frees ``lacking`` bytes: stored ones first, then the oldest.
 
-    Never ``newest``.  A file that still has the trainer's own name frees nothing.
+    All that free something if they are not enough; never ``newest``.  A file that still has the
+    trainer's own name frees nothing.
     """
     chosen: list[Pin] = []
     for pin in sorted(

@@ -93,10 +93,7 @@ _NOTES = Decoder(Note, "a checkpoint reference that ckptsync wrote", 64 * 1024)
 
 
 def decode_note(data: bytes, name: str) -> Note:
-    """Return the note in ``data``, the content of file ``name``.
-
-    Raise Corrupt for anything else.
-    """
+    """Return the note in ``data``, the content of file ``name``; raise Corrupt for others."""
     note = _NOTES.decode(data, name)
     names = (note.checkpoint, note.location)
     if not (note.store and note.run and all(map(_LOCATION.fullmatch, names))):
@@ -377,7 +374,7 @@ def _user_directory() -> Path:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of all this user's ranks on this node."""
+    """Hold the lock of all this user's ranks on this node within the block; wait for it first."""
     lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)

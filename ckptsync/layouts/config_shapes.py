@@ -443,7 +443,7 @@ class _Reader:
             self._numbers["I"] = hidden and 4 * hidden
 
     def expected(self, names: Collection[str]) -> Expected:
-        """Return the tensors; none without a number of layers, or if they are too many."""
+        """Return the tensors; none if the layers' or experts' number is unknown, or too large."""
         decoder, count = self._decoder, self._numbers["L"]
         if count is None or count > MOST_LAYERS:
             return Expected()

@@ -326,7 +326,11 @@ def _sections(tensors: PathsAndTensors) -> dict[str, PathsAndTensors]:
 
 
 def _candidates(sections: Mapping[str, PathsAndTensors], grouped: Collection[str]) -> list[str]:
-    """Return the sections that could be the model; none if there are only other states."""
+    """Return the sections that could be the model; [] if there are only other states.
+
+    Of several, those without weights and those of averages are left out, unless all are such.
+    ``grouped``: the sections that have ``param_groups``.
+    """
     candidates = [
         s
         for s, inner in sections.items()
@@ -482,7 +486,7 @@ class _ItemKind:
     crc_at: int
 
     def of(self, item: StorageItem, crc32: int) -> LocatedItem:
-        """Return where the tensor of an item of this kind lies."""
+        """Return where an item's tensor lies; with ``crc32``, unless this kind has no record."""
         extent, record = self.extent, self.record
         elements = Extent(item.file, item.start + extent.start, extent.size)
         if record is None:

@@ -109,7 +109,7 @@ LAYOUTS: dict[str, LayoutRow] = {
 
 
 def layout(name: str) -> Layout:
-    """Return the module of a layout; raise Unsupported if there is none of that name."""
+    """Import and return the module of a layout; raise Unsupported for an unknown name."""
     match name:
         case "whole":
             from ckptsync.layouts import whole_safetensors
@@ -292,10 +292,7 @@ def choose(files: Files, name: str | None) -> WeightsSource:
 
 
 def adapters(files: Files) -> tuple[WeightsSource, ...]:
-    """Return the PEFT adapters that have files of their own.
-
-    None if other weights are preferred.
-    """
+    """Return the PEFT adapters that have files of their own; none if others are preferred."""
     return _adapters(sources(files))
 
 
@@ -560,7 +557,7 @@ def demands(files: Files, sent: Collection[str] | None = None, ranks: int | None
 
 
 def _has_optimizer(files: Files, source: WeightsSource) -> bool:
-    """Return whether the files of a source's weights hold an optimizer's state, too."""
+    """Return whether a source's files hold an optimizer's state, too: of dcp and lightning only."""
     from ckptsync.layouts import dcp, lightning
 
     if source.layout == "dcp":
@@ -585,7 +582,7 @@ def _states(names: Collection[str]) -> list[str]:
 
 
 def closed(name: str, files: Files) -> bool:
-    """Return whether a file ends as its format demands; True if its format has no end."""
+    """Return whether a file ends as its format demands; True if the format has no known end."""
     size = files.sizes()[name]
     try:
         if name.endswith(".safetensors"):

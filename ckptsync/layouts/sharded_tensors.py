@@ -137,10 +137,7 @@ def _box(shard: Any) -> tuple[Shape, Shape]:
 
 
 def _piece(shard: Any, dtype: str) -> tuple[Shape, StoredTensor]:
-    """Return offsets and stored elements of a shard.
-
-    Raise Corrupt if they do not have its sizes.
-    """
+    """Return offsets and stored elements of a shard; raise Corrupt for other sizes."""
     fields = attributes(shard, "Shard", ("tensor", "metadata"))
     (offsets, sizes), stored = _box(fields["metadata"]), fields["tensor"]
     stored = plain_tensor(stored)
@@ -409,10 +406,7 @@ def _axes(layout: Any, most: int) -> list[list[int]]:
 
 
 def _leaves(value: Any) -> Shape:
-    """Return the numbers of nested tuples, from left to right.
-
-    Raise Corrupt if there are too many.
-    """
+    """Return the numbers of nested tuples, from left to right; raise Corrupt for too many."""
     numbers: list[Any] = []
     pending, steps = [value], 0
     while pending:

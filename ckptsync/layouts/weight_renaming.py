@@ -70,10 +70,7 @@ class _ScopedChange:
     scopes: tuple[str, ...]
 
     def match(self, name: str) -> tuple[int, re.Match[str], str] | None:
-        """Return the number of the pattern that matches, the match, and the scope.
-
-        None if none does.
-        """
+        """Return the number of the pattern that matches, the match, and the scope, or None."""
         scope = next((s for s in self.scopes if name.startswith(s)), None)
         if scope is None:
             return None

@@ -48,10 +48,7 @@ def _stems(names: Iterable[str]) -> set[str]:
 
 
 def demands(files: Files, root: str) -> dict[str, int | None]:
-    """Return the files of the model, and the index if there is one.
-
-    Raise Corrupt for a wrong index.
-    """
+    """Return the model's files, and the index if there is one. Raise Corrupt for a wrong index."""
     return model_files(files, root, _END)
 
 

@@ -32,10 +32,7 @@ def roots(names: Collection[str]) -> tuple[str, ...]:
 
 
 def demands(files: Files, root: str) -> dict[str, int | None]:
-    """Return the files of the model, and the index if there is one.
-
-    Raise Corrupt for a wrong index.
-    """
+    """Return the model's files, and the index if there is one. Raise Corrupt for a wrong index."""
     return model_files(files, join(root, "model"), _END)
 
 

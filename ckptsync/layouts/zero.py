@@ -115,17 +115,14 @@ def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
 
 
 def world(files: Files, root: str) -> int:
-    """Return how many data-parallel ranks wrote it.
-
-    Raise Incomplete without a file that says so.
-    """
+    """Return how many data-parallel ranks wrote it; raise Incomplete if no file says so."""
     return ZeroFiles(files, root).setup.world
 
 
 def _read_rank(files: ZeroFiles, mp: int) -> MpRank:
     """Return what one model-parallel rank wrote.
 
-    ``absent`` names the first missing optimizer file.
+    ``absent`` names the first missing optimizer file. Raise as `tensors`.
     """
     stage, models = files.setup.stage, [files.load(name) for name in files.model_files(mp)]
     names = files.optimizer_files(mp)
@@ -247,7 +244,7 @@ class MpRank:
 
     @property
     def first(self) -> StateFile:
-        """Data-parallel rank 0's model file."""
+        """Return data-parallel rank 0's model file."""
         return self.models[0]
 
     def own_tensor(self, name: str) -> Tensor:
@@ -512,10 +509,7 @@ def _layer_weights(files: ZeroFiles, models: Sequence[StateFile]) -> ModelTensor
 
 
 def _missing_layers(files: ZeroFiles) -> str:
-    """Return a remark on layers without a file, which are frozen or functions.
-
-    Empty without such.
-    """
+    """Return a remark on layers without a file (frozen, or functions); empty without such."""
     numbers = set(files.layer_files().values())
     missing = [str(n) for n in range(max(numbers, default=0)) if n not in numbers]
     return (

@@ -164,7 +164,7 @@ def is_bf16(file: StateFile) -> bool:
 
 
 def trained_dtype(model: StateFile) -> str:
-    """Return the dtype that the model is trained in, by DeepSpeed's configuration."""
+    """Return the model's dtype by DeepSpeed's configuration: BF16 or F16 if enabled, else F32."""
     if is_bf16(model):
         return "BF16"
     return "F16" if section(configuration(model), "fp16").get("enabled") is True else "F32"
@@ -207,10 +207,7 @@ def param_shapes(file: StateFile) -> list[dict[str, Shape]] | None:
 
 
 def trained_shapes(file: StateFile) -> dict[str, Shape]:
-    """Return the shapes of the trained parameters of all groups.
-
-    Raises as `param_shapes`.
-    """
+    """Return the shapes of the trained parameters of all groups. Raises as `param_shapes`."""
     return {name: shape for group in param_shapes(file) or () for name, shape in group.items()}
 
 
@@ -394,7 +391,7 @@ class ZeroFiles:
         ]
 
     def model_files(self, mp: int) -> list[str]:
-        """Return the model file; at stage 3 that of every data-parallel rank."""
+        """Return the model file, at stage 3 every data-parallel rank's; raise as `by_rank`."""
         if self.setup.stage < 3:
             return [join(self.root, f"mp_rank_{mp:02d}_model_states.pt")]
         names, stem = self.by_rank(MODEL_OF_RANK), join(self.root, "zero_pp_rank_")
@@ -466,10 +463,7 @@ class ZeroFiles:
             )
 
     def load(self, name: str) -> StateFile:
-        """Return one file with its content; raise Incomplete if it is missing.
-
-        Raises else as `load`.
-        """
+        """Return one file with its content. Raise Incomplete if it is missing, else as `load`."""
         if name not in self._loaded:
             self.require([name])
             self._loaded[name] = load(self.files, name)

@@ -198,7 +198,7 @@ class JoinRules:
         return blocks
 
     def _by_kind(self, name: str, shapes: Sequence[Shape]) -> Blocks:
-        """Return the same by the patterns of its name; raises as `joining`."""
+        """Return what `joining` does, by the patterns of the parameter's name; raise as it does."""
         odd = next((key for key in _UNREAD if self._kinds[key].find(name)), None)
         if odd:
             raise Unsupported(f"{name}: {odd}, which cannot be joined yet", hint=_HINT)

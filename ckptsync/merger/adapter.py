@@ -370,7 +370,7 @@ def _select_base(tensors: Sequence[Tensor], items: Mapping[str, _AdapterTensor])
 
 
 def _rename_selected(tensors: Sequence[Tensor], names: Mapping[str, str]) -> tuple[Tensor, ...]:
-    """Return the tensors that ``names`` has under their new names, without ties to others."""
+    """Return the tensors in ``names``, renamed, without other ties; raise as `rename_tensors`."""
     selected = (t for t in tensors if t.name in names)
     return rename_tensors(
         [t if t.tied in names else replace(t, tied=None) for t in selected], names

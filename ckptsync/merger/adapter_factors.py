@@ -237,7 +237,7 @@ def _join_pieces(name: str, slots: Sequence[Slot]) -> _Matrix:
 
 
 def _expert_matrix(name: str, slots: Sequence[Slot]) -> _Matrix | None:
-    """Return the matrices that a parameter of experts holds; None if it holds no matrices."""
+    """Return the matrices of an experts' parameter, or None if none; raise as `_join_pieces`."""
     if len(slots) > 1 or slots[0].file.expert is not None:
         return _join_pieces(name, slots)
     tensor = slots[0].tensor
@@ -306,7 +306,10 @@ def _find_orientations(pair: _Factors, matrix: _Matrix) -> frozenset[bool]:
 def _expert_sums(
     name: str, pair: _Factors, matrix: _Matrix, scales: Scales, *, is_transposed: bool
 ) -> list[NamedChange]:
-    """Return what is added to each expert; ``is_transposed`` decides for square matrices."""
+    """Return what is added to each expert; ``is_transposed`` decides for square matrices.
+
+    Raises as `_low_ranks`.
+    """
     scale = scales.scale(name, pair.a.shape[0] // (matrix.experts or 1))
     fits = _find_orientations(pair, matrix)
     is_product_transposed = (

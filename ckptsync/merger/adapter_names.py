@@ -186,7 +186,7 @@ class Base:
         return ()
 
     def live_names(self) -> Collection[str]:
-        """Return the names of its parameters in memory."""
+        """Return the names of the base's parameters in memory."""
         return self._slots_in_memory.keys()
 
     def parameters(self, module: str) -> dict[str, tuple[Slot, ...]]:

@@ -162,7 +162,10 @@ class Tie:
 
 
 def _is_same(first: Change, second: Change, equal: IsEqual) -> bool:
-    """Return whether two changes are the same, though one may be stored transposed."""
+    """Return whether two changes are the same, though one may be stored transposed.
+
+    False for changes of different classes, and for low-rank ones with a magnitude.
+    """
     if isinstance(first, Rows) and isinstance(second, Rows):
         return first.rows == second.rows and equal(first.tensor, second.tensor, False)  # noqa: FBT003
     if isinstance(first, Replacement) and isinstance(second, Replacement):

@@ -69,7 +69,7 @@ class BaseModel:
         self.tensors: Model = {t.name: t for t in tensors}
 
     def shapes(self) -> Mapping[str, Shape]:
-        """Return the shapes of its tensors."""
+        """Return the shapes of the base's tensors by name."""
         return {name: tensor.shape for name, tensor in self.tensors.items()}
 
     def packed(self) -> Mapping[str, str]:

@@ -212,7 +212,7 @@ def _is_untied(config: Mapping[str, Any]) -> bool:
 
 
 def _inner_name(name: str) -> str:
-    """Return a name without the parts that one class has around another."""
+    """Return a name without its leading components that are in `_OUTER`; the last one stays."""
     while True:
         outer, _, inner = name.partition(".")
         if outer not in _OUTER or not inner:

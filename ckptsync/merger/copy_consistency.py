@@ -216,7 +216,7 @@ def _indices(element: int, shape: Shape) -> tuple[int, ...]:
 
 
 def _find_file(copy: Copy, element: int) -> str:
-    """Return the file that has an element of a copy."""
+    """Return the file that has an element of a copy; the first part's if no part has it."""
     indices = _indices(element, copy.grid)
     for part in copy.parts:
         if all(

@@ -174,7 +174,10 @@ def _temporary_prefix(destination: Path) -> str:
 
 
 def _list_leftovers(destination: Path) -> list[str]:
-    """Return a note for each temporary directory of another merge to the same destination."""
+    """Return a note for each temporary directory of a merge to the same destination, by name.
+
+    [] if the directory above cannot be listed.
+    """
     prefix = _temporary_prefix(destination)
     with contextlib.suppress(OSError):
         return [

@@ -281,7 +281,10 @@ def _cut_files(
 
 
 def _base_files(base: MergeJob, planned: Sequence[PlannedTensor]) -> dict[str, str]:
-    """Return the file of the base that holds each tensor; empty unless all have the usual names."""
+    """Return, by tensor, the last component of the base's file that holds it.
+
+    {} if the base is no whole model, a file has an unusual name, or a tensor lies in two files.
+    """
     if WeightsSource.named(base.source.partition("@")[0]).layout != "whole":
         return {}
     files = {t.name: {part.extent.file for part in t.copy.parts} for t in planned if t.copy.parts}

@@ -241,7 +241,7 @@ LORA = (
 
 
 def notes_on_code(left_out: Sequence[str]) -> tuple[str, ...]:
-    """Return a note on code in a checkpoint that is not written."""
+    """Return a note on the files of code ``left_out``, in a tuple; () without any."""
     if not left_out:
         return ()
     note = (

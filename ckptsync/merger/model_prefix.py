@@ -187,7 +187,7 @@ def find_path(
 
 
 def _select_renamed(tensors: Sequence[Tensor], names: Mapping[str, str]) -> tuple[Tensor, ...]:
-    """Return the tensors that ``names`` has under their new names, without ties to others."""
+    """Return the tensors in ``names``, renamed, without other ties; raise as `rename_tensors`."""
     if len(names) == len(tensors) and all(old == new for old, new in names.items()):
         return tuple(tensors)
     selected = (t for t in tensors if t.name in names)
@@ -286,7 +286,8 @@ def _find_trl_models(names: Sequence[str]) -> set[str]:
 def _implied_names(config: Mapping[str, Any]) -> Collection[str]:
     """Return the names that a configuration implies.
 
-    Those of a class without a head are those of the same class with one.
+    () without ``architectures``. Those of a class without a head are those of the same class with
+    one.
     """
     classes = config.get("architectures")
     if not isinstance(classes, list) or not classes or not isinstance(classes[0], str):

@@ -126,7 +126,7 @@ class FileModel:
         return shape[1:] == self.live[name][1:] and is_vocabulary(name)
 
     def in_memory(self, own: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return a checkpoint's tensors under the names in memory; unchanged if they have these."""
+        """Return ``own`` under the names in memory, if it lacks these; raise as `assemble`."""
         if not self._converted:
             return tuple(own)
         tensors_by_name = {t.name: t for t in own}
@@ -188,7 +188,7 @@ class FileModel:
     def _file_tensor(self, name: str, tensors_by_name: Mapping[str, Tensor]) -> Tensor:
         """Return a tensor of the files, made of tensors in memory.
 
-        One of a resized vocabulary keeps its size.
+        One of a resized vocabulary keeps its size.  Raises as `assemble`.
         """
         regions, shape = self._of_file[name], self.tensors[name].shape
         if (

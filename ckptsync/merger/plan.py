@@ -169,6 +169,7 @@ def written_dtype(tensor: Tensor, dtype: DType) -> str:
     """Return the element type that a tensor is written in.
 
     ``dtype``: the user's option.  Types that cannot be cast, such as integers, stay as they are.
+    Raises as `choose_copy`.
     """
     stored_dtype = tensor.dtype if is_castable(tensor.dtype) else choose_copy(tensor, dtype).dtype
     if dtype == "auto" or not is_castable(stored_dtype):

@@ -310,7 +310,10 @@ class _Selection:
     def select_from(
         self, source: WeightsSource, tensors: Sequence[Tensor]
     ) -> tuple[Selected, InnerModel]:
-        """Return the same of ``source``: an adapter that peft has saved is written whole."""
+        """Return what `select` does, of ``source``; an adapter that peft saved is written whole.
+
+        Raises as `inner_model`.
+        """
         if source.layout != "peft" or self.part:
             return self.select(tensors)
         inner = self.inner_model(tensors)
@@ -478,6 +481,7 @@ def prepare_beside(
     """Return what stands beside a model that is made already, without reading a shard.
 
     ``options.source``: what it was made of; ``dtypes``: of its tensors; the rest as in `prepare`.
+    Raises Corrupt.
     """
     around = registry.around(files, WeightsSource.named((options.source or "").partition("@")[0]))
     job = _plan_beside([files, *around, *config], options, code_from, is_adapter=False)
@@ -557,7 +561,10 @@ def _read_base(files: Files, option: str) -> BaseModel:
 
 
 def _expected_model(directories: Sequence[Files], base: BaseModel | None) -> ExpectedModel:
-    """Return expected shapes, for tensors whose checkpoint does not name their shapes."""
+    """Return expected shapes, for tensors whose checkpoint does not name their shapes.
+
+    Raises Corrupt for a large ``config.json``.
+    """
     from ckptsync.layouts.dcp_safetensors import ExpectedModel  # noqa: PLC0415 - as its layout
 
     directory = next((directory for directory in directories if CONFIG in directory.sizes()), None)

@@ -294,8 +294,8 @@ def _first_line(e: BaseException) -> str:
 def task_access(prepared: PreparedMerge, access: Access, target: PathOrUrl) -> TaskAccess:
     """Return how tasks open the sources of a merge, and write below ``target``.
 
-    ``target`` is the destination, or the directory in which a local one is written until it is
-    renamed.
+    Tasks do not share this process's bandwidth limit.  ``target`` is the destination, or the
+    directory in which a local one is written until it is renamed.
     """
     limits = replace(access.limits, pace=Limits().pace)  # a pace is one process's own
     plain = replace(access, limits=limits, _opened={})

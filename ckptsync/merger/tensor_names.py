@@ -134,9 +134,10 @@ def _without_wrappers(name: str) -> str:
 
 
 def is_tied(config: Mapping[str, Any]) -> bool:
-    """Return whether ``config.json`` ties head and embedding, by its sections or its class.
+    """Return whether ``config.json`` ties head and embedding.
 
-    All sections that say something must tie them.
+    All sections that say something must tie them; if none does, ``model_type`` decides
+    (`BY_DEFAULT`).
     """
     nested = [config[key] for key in _NESTED if isinstance(config.get(key), dict)]
     values = [c["tie_word_embeddings"] for c in (config, *nested) if "tie_word_embeddings" in c]
@@ -252,7 +253,7 @@ class _Ties:
         self.remaining = {t.name: t for t in renamed}
 
     def _digest(self, tensor: Tensor) -> str:
-        """Return the BLAKE3 of a tensor's stored bytes; each tensor is read once."""
+        """Return the BLAKE3 of a tensor's bytes, read once.  Raises as `choose_copy`."""
         if tensor.name not in self._digests:
             from ckptsync.merger.read_units import (  # noqa: PLC0415 - the worker loads no numpy
                 stored_bytes,

@@ -166,7 +166,7 @@ def _format(value: object) -> str:
 
 
 def _model_plan(name: str, file: StateFile) -> FilePlan:
-    """Return the plan of a model file's copy, whose records are compared with their CRC32s."""
+    """Return the plan of a model file's copy, with CRC32s.  Raises as `_file_parts`."""
     size = file.files.sizes()[file.name]
     tensor = PlannedTensor(name, "U8", (size,), 0, size, Copy("U8", (size,), (*_file_parts(file),)))
     return FilePlan(name, b"", (tensor,))
@@ -225,7 +225,8 @@ def _parameter_plans(
 def _other_plans(tensors: Sequence[Tensor], tag: str) -> Iterator[FilePlan]:
     """Yield a plan for each other floating tensor of the model file, in float32 as DeepSpeed does.
 
-    Integers, which DeepSpeed makes floats of, are left out: the model file has them.
+    Integers, which DeepSpeed makes floats of, are left out: the model file has them.  Raises
+    Corrupt if parts do not tile a tensor.
     """
     for tensor in tensors:
         copy = tensor.copies[-1]

@@ -158,7 +158,7 @@ class LocationState:
 
     @property
     def evidence(self) -> tuple[str, ...]:
-        """Return why its status is no better."""
+        """Return why the location's status is no better; () if no reason is known."""
         f = self.conditions
         by_status = {
             "INCOMPLETE": f.model.evidence,

@@ -71,5 +71,5 @@ class Manifest:
     format: FormatNumber = FORMAT
 
     def stored_name(self, file: FileEntry) -> str:
-        """Return the name in the store of one of its files."""
+        """Return the name in the store of one of the manifest's files."""
         return file.stored_as or file_name(self.run, self.location, file.path)

@@ -79,7 +79,7 @@ class Group:
         return any(p.manifest is manifest for p in self.parts)
 
     def only(self, manifest: Manifest) -> Group:
-        """Return a group of one of its manifests alone, without doubt."""
+        """Return a group of one of this group's manifests alone, without doubt."""
         return Group(tuple(p for p in self.parts if p.manifest is manifest), "")
 
     def manifests(self) -> list[Manifest]:

@@ -53,5 +53,5 @@ class Progress:
 
     @property
     def is_moving(self) -> bool:
-        """Return whether bytes move now, by its state."""
+        """Return whether bytes move now, by the state of the work."""
         return self.state in MOVING

@@ -87,8 +87,9 @@ def read_attempt(
         nnodes: the value of ``--nnodes``.
 
     Raises:
-        ConfigError: if several nodes are expected and nothing names the attempt, if the number of
-            nodes is not known, or if several processes of this node would each call `resume`.
+        ConfigError: if ``name`` or the number of nodes is not valid or not known, if several nodes
+            are expected and nothing names the attempt, or if several processes of this node would
+            each call `resume`.
 
     """
     _check_once(environment)

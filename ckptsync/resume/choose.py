@@ -40,7 +40,7 @@ class Candidate:
 
     @property
     def step(self) -> int | None:
-        """Return the step in its checkpoint's name."""
+        """Return the step in its checkpoint's name; None without one."""
         return series_and_step(self.checkpoint)[1]
 
 
@@ -152,7 +152,7 @@ def choose(records: Mapping[str, NodeRecord]) -> Candidate | None:
 
 
 def why_chosen(records: Mapping[str, NodeRecord], choice: Candidate | None) -> str:
-    """Return which newer save only some nodes have, as a sentence; empty if there is none."""
+    """Return which newer save the nodes do not share, as a sentence; empty if there is none."""
     newer: dict[str, list[str]] = {}
     for node, record in sorted(records.items()):
         ids = [save.id for save in record.candidates]

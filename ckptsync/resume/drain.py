@@ -73,12 +73,15 @@ class DrainResult:
 
     @property
     def is_stored(self) -> bool:
-        """Return whether the store has every save, so that this machine may be shut down."""
+        """Return whether this machine may be shut down: every save has the status "stored".
+
+        False if the store could not be read.
+        """
         return not self.error and not self.unstored
 
     @property
     def unstored(self) -> tuple[DrainedSave, ...]:
-        """Return the saves that the store does not have."""
+        """Return the saves with another status than "stored"."""
         return tuple(save for save in self.saves if save.status != "stored")
 
     @property
@@ -150,7 +153,10 @@ class OutputDirSaves:
         ]
 
     def _judge(self, local: LocalSave, around: Surroundings, now: float) -> DrainedSave | None:
-        """Return a save with its status; None for a remnant of rotation, or an unfinished copy."""
+        """Return a save with its status; None for a remnant of rotation, or an unfinished copy.
+
+        Notes since when the save has not changed.
+        """
         directory = local.checkpoint_dir
         path = (
             directory.path / directory.only[0]

@@ -62,7 +62,7 @@ class LocalCheckpoint:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether a training could begin with it."""
+        """Return whether a training could begin with this checkpoint."""
         return not (self.torn or self.lacking)
 
 

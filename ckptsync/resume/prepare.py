@@ -240,7 +240,8 @@ class _Preparation:
         """Return the record of what this node could begin with.
 
         While a newer checkpoint is complete but not verified, a verifier may be reading it: wait
-        for that, at most half of ``wait`` seconds.  Notes what was not waited for.
+        for that, at most half of ``wait`` seconds.  Notes what was not waited for.  Raises
+        StoreError.
         """
         until, announced = time.monotonic() + self._options.wait / 2, ""
         record, unverified = self._read_own()
@@ -319,7 +320,10 @@ class _Preparation:
         return self._wait(records, is_complete, missing)
 
     def _warn_of_newer(self, state: AttemptState) -> str:
-        """Return a warning that a reused attempt ignores newer saves; empty if there is none."""
+        """Return a warning that a reused attempt ignores newer saves; empty if there is none.
+
+        Raises StoreError.
+        """
         ids = {save.id for save in state.nodes[self._attempt.node].candidates}
         new = [save.checkpoint for save in self._read_own()[0].candidates if save.id not in ids]
         reused = f"attempt {self._attempt.name} was begun before"

@@ -129,10 +129,7 @@ class HeadRoles:
         return (*self.jobs.running(), *self.jobs.waiting(), *given_up)
 
     def verify(self) -> Outcome:
-        """Begin the verifications that are due, repaired and new locations first.
-
-        Raises StoreError.
-        """
+        """Begin the due verifications, repaired and new locations first.  Raises StoreError."""
         catalogue = self.catalogues.read()
         due_jobs = verify_jobs_in_store(self._store, catalogue, self._policy, time.time())
         queue = self.jobs.begin("verify", due_jobs)
@@ -219,8 +216,8 @@ def _given_up_line(e: DueEvent) -> Line:
 def repeated(tasks: Iterable[Task]) -> Iterator[None]:
     """Make each task due every ``every`` seconds within the block, by APScheduler.
 
-    Sets the tasks' own ``every`` to `NEVER`.  APScheduler counts wall time, so after a jump of that
-    clock the main loop starts all of them (`run`).
+    Sets the tasks' own ``every`` to `NEVER`, also for the time after the block.  APScheduler counts
+    wall time, so after a jump of that clock the main loop starts all of them (`run`).
     """
     defaults = {"misfire_grace_time": None, "coalesce": True}
     scheduler = BackgroundScheduler(job_defaults=defaults, timezone=timezone.utc, daemon=True)

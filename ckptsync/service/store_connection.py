@@ -89,7 +89,7 @@ def check_not_gone(url: str, served: Iterable[str]) -> None:
 def _empty_directory(url: str) -> Path | None:
     """Return the directory at a path, or its parent, if it is empty and no mount; None otherwise.
 
-    None for a URL that is no path.
+    None for a URL that is no path.  Raises ConfigError.
     """
     location = located(url)
     if isinstance(location, Remote):
@@ -108,7 +108,7 @@ def _question(url: str) -> str:
 def check(config: Config) -> None:
     """Check the store's URL, its options and the output directories, without store I/O.
 
-    Raises ConfigError or Unsupported.
+    Raises ConfigError or Unsupported; of output directories only if none can be used.
     """
     url = config.store.url
     location, options = located(url), options_for(url, config.store.options)
@@ -169,7 +169,7 @@ def remembers(spool: Path, url: str) -> bool:
 
 
 def _normalized(url: str) -> bytes:
-    """Return a store's URL or path in one spelling, as the spool's file holds it."""
+    """Return a store's URL or path in the spelling of the spool's file.  Raises ConfigError."""
     location = located(url)
     return f"{location.url if isinstance(location, Remote) else location}\n".encode()
 

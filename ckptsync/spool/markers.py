@@ -223,10 +223,7 @@ def boot_id() -> str:
 
 
 def machine_id() -> str:
-    """Return systemd's id of this machine, the same over all boots.
-
-    The empty string if it has none.
-    """
+    """Return systemd's id of this machine, the same over all boots; empty if it has none."""
     try:
         return Path("/etc/machine-id").read_text("ascii").strip()
     except (OSError, UnicodeDecodeError):
@@ -283,7 +280,10 @@ _Marker = TypeVar("_Marker")
 
 
 def _marks_in(folder: Path, kind: Callable[..., _Marker]) -> Iterator[tuple[str, _Marker]]:
-    """Yield the valid markers of a folder with their file names; nothing if it cannot be listed."""
+    """Yield (file name, marker) of a folder's valid markers, by name; nothing if it is unreadable.
+
+    Hidden and invalid files are left out.
+    """
     # the files themselves decide
     with contextlib.suppress(OSError), safe_files.open_folder(folder) as fd:
         for name in safe_files.list_names_in(fd):

@@ -541,10 +541,7 @@ def _open_same_pin(pin: Pin) -> Iterator[int]:
 
 
 def _read_owner(folder: int) -> tuple[str, str]:
-    """Return node and id of an open pin's owner.
-
-    Two empty strings without one, or in a torn file.
-    """
+    """Return node and id of an open pin's owner; both empty without one, or in a torn file."""
     owner = load_json(folder, "owner.json")
     values = (owner.get("node"), owner.get("id", "")) if isinstance(owner, dict) else ("", "")
     node, pin_id = (x if isinstance(x, str) and _NODE.fullmatch(x) else "" for x in values)

@@ -284,10 +284,7 @@ class Tree:
         return self._folder(folder), last
 
     def _folder(self, name: str) -> int:
-        """Return the descriptor of a directory below the root.
-
-        Make and open it at its first use.
-        """
+        """Return the descriptor of a directory below the root, opened or made at its first use."""
         if name not in self._open:
             above, _, last = name.rpartition("/")
             fd = self._folder(above)

@@ -43,7 +43,7 @@ _STATE = Decoder(_State, "a trainer's state", LIMIT)
 
 
 def states_of(summaries: Iterable[Summary]) -> list[Summary]:
-    """Return the `TRIES` newest locations of a run that may have its trainer's state."""
+    """Return the `TRIES` newest locations of a run that are not retired, the newest first."""
     newest = [s for s in reversed(by_age(summaries)) if s.manifests and not s.retired]
     return newest[:TRIES]
 

@@ -228,7 +228,7 @@ class Rooted(Protocol):
         ...
 
     def missing_parent(self) -> str:
-        """Return the directory above it if that one is missing, else an empty string."""
+        """Return the directory above the root if that is missing, else an empty string."""
         ...
 
     def make_root(self) -> None:

@@ -74,10 +74,7 @@ class RateLimiter(Protocol):
         ...
 
     def take(self, count: int) -> None:
-        """Wait until ``count`` bytes may go.
-
-        Raise Transient if the process is about to end before.
-        """
+        """Wait until ``count`` bytes may go; raise Transient if the process is to end before."""
         ...
 
 
@@ -236,10 +233,7 @@ class TokenBucket:
         return MOST_PIECE if rate is None else int(min(MOST_PIECE, max(LEAST_PIECE, rate * GATHER)))
 
     def take(self, count: int) -> None:
-        """Wait until ``count`` bytes may go.
-
-        Raise Transient if the process is about to end before.
-        """
+        """Wait until ``count`` bytes may go; raise Transient if the process is to end before."""
         is_small = count < _LITTLE
         with self._lock:
             self._advance()

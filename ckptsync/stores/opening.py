@@ -186,10 +186,7 @@ class Access:
     _opened: dict[str, Store] = field(default_factory=dict, compare=False)
 
     def store(self, target: Remote) -> Store:
-        """Return the files at a URL as a store, opened at the first call.
-
-        Raise ConfigError, StoreError.
-        """
+        """Return the store at a URL, opened at the first call. Raise ConfigError, StoreError."""
         if target.url not in self._opened:
             self._opened[target.url] = open_any(target.url, self.options_of(target), self.limits)
         return self._opened[target.url]

@@ -83,7 +83,7 @@ def store_above(directory: Remote, access: Access) -> Remote | None:
     """
 
     def has_store(candidate: Remote) -> bool:
-        """Return whether a directory has the file that marks a store."""
+        """Return whether a directory has the file that marks a store. Raise Transient."""
         store, prefix = _store_and_prefix(candidate, access)
         return _size_or_none(store, prefix + STORE_FILE) is not None
 
@@ -125,6 +125,7 @@ def _store_and_prefix(directory: Remote, access: Access) -> tuple[Store, str]:
 
     There is one store for a whole bucket; elsewhere the directory becomes a store, opened anew by
     each call: links below a store's root are not followed, but its root may be reached over links.
+    Raise ConfigError, Unsupported.
     """
     if directory.kind.has_buckets:
         bucket, _, key = directory.rest.partition("/")

@@ -48,12 +48,12 @@ class ExpectedFile:
 
     @property
     def size(self) -> int:
-        """Return the bytes that it should have."""
+        """Return the bytes that the file should have."""
         return self.recorded.size
 
     @property
     def is_own(self) -> bool:
-        """Return whether it is a file of the checkpoint, the first copy of its path."""
+        """Return whether this is the first copy of a path, and not of the consolidated model."""
         return not self.is_consolidated and not self.is_copy
 
 
@@ -126,7 +126,10 @@ def check_records(state: LocationState) -> Iterator[VerifyFinding]:
 
 
 def note_gaps(state: LocationState) -> Iterator[VerifyFinding]:
-    """Yield notes for demanded files that no node has uploaded; that is no damage."""
+    """Yield a note for each demanded file that no node has uploaded; that is no damage.
+
+    Yield a single note if only the model is kept; another if no file says what the model needs.
+    """
     if state.conditions.shards:
         detail = f"only the consolidated model is kept: {state.conditions.shards}"
         yield VerifyFinding("note", state.location, detail)

@@ -79,12 +79,12 @@ class Stretch:
 
     @property
     def size(self) -> int:
-        """Return how many bytes it has."""
+        """Return how many bytes the stretch has."""
         return self.end - self.start
 
     @property
     def has_one_digest(self) -> bool:
-        """Return whether no part of it has a digest of its own."""
+        """Return whether no part of the stretch has a digest of its own."""
         return sum(1 for _ in compared_ranges(self.digests, self.start, self.end)) == 1
 
 
@@ -234,7 +234,10 @@ def locate_damage(
     damaged: Sequence[ExpectedFile],
     checkpoint: Files,
 ) -> list[VerifyFinding]:
-    """Read damaged files once more; return findings with byte ranges and the tensors in them."""
+    """Read damaged files once more; return findings with byte ranges and the tensors in them.
+
+    Raise StoreError.
+    """
     findings = [_locate_damage(source, file) for file in damaged]
     own_ranges = {
         f.path: each.ranges for f, each in zip(damaged, findings, strict=True) if f.is_own
@@ -406,7 +409,8 @@ def find_archives(files: Files) -> dict[str, list[Item] | None]:
 def check_crc32s(files: TrackedFiles, kind: FindingKind) -> Compared:
     """Compare every CRC32 in torch's archives; return findings of ``kind``, files and bytes.
 
-    CRC32s show damage from before anybody recorded a digest. Raise StoreError, Incomplete.
+    CRC32s show damage from before anybody recorded a digest. Compressed archives are left out.
+    Raise StoreError, Incomplete.
     """
     sizes = files.sizes()
     items_by_path = find_archives(files) if any(path.endswith(DCP_SHARD) for path in sizes) else {}

@@ -110,7 +110,8 @@ class Verified:
 def resolve_target(url: str, access: Access | None = None) -> InStore | PlainDirectory:
     """Return what a URL means: a store, a directory inside one, or any other directory.
 
-    Inside a store, the files of a consolidated model, and the records, mean their location.
+    Inside a store, the files of a consolidated model, and the records, mean their location. Raise
+    ConfigError.
     """
     source, access = located(url), access or Access()
     enclosing = path_or_url.enclosing_store(source, access)
@@ -316,7 +317,7 @@ def _check_levels(
     ``files`` are expected, ``present`` are those stored with their sizes. ``trees``: the
     checkpoint's files, then those of a consolidated model, which ``tensors`` (of its model record)
     are of. Level digest compares CRC32s if no file ``has_digests``; else level load does, for
-    damage from before digests were recorded.
+    damage from before digests were recorded. Raise StoreError, Unsupported without a loader.
     """
     own_tree, model_tree, sample = trees[0], trees[-1], options.sample
     height = LEVELS.index(options.level)

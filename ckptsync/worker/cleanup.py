@@ -185,7 +185,7 @@ class LocalCheckpoint:
 
     @property
     def dates(self) -> SaveDates:
-        """Return the dates by which it is ordered among others."""
+        """Return the dates by which the checkpoint is ordered among others."""
         return local_dates(self.name, self.age[1], self.finished)
 
 

@@ -152,10 +152,7 @@ def may_be_alone(observed: Observation, rule: Rule) -> bool:
 
 
 def _refusal(observed: Observation) -> str:
-    """Return why these files are no finished save, however long one waits.
-
-    Empty if nothing says so.
-    """
+    """Return why these files are no finished save, however long one waits; else empty."""
     if not observed.files:
         return "holds no file yet"
     if observed.writing:
@@ -210,10 +207,7 @@ def _possibly_torn(observed: Observation, rule: Rule) -> str:
 
 
 def _replaced(observed: Observation, rule: Rule) -> str:
-    """Return why this is no final model, if its training went on after it was written.
-
-    Else empty.
-    """
+    """Return why this is no final model, if its training went on after it; else empty."""
     training = _unended_training(observed, rule)
     if training is None or not training.is_followed:
         return ""
@@ -261,7 +255,7 @@ def _is_of_trainer(observed: Observation) -> bool:
 
 
 def _required_rest(observed: Observation, rule: Rule) -> tuple[float, str]:
-    """Return how many seconds without a change finish a save, and the reason."""
+    """Return how many seconds without a change finish a save, and why; 0 needs no waiting."""
     if observed.hook == "committed":
         return 0.0, "every rank that writes here has finished, by its hook"
     if observed.is_gone:
@@ -325,7 +319,7 @@ def _find_doubt(observed: Observation, rule: Rule) -> str:
 
 
 def _current_names(observed: Observation) -> list[str]:
-    """Return the names of its files, without random states of the save before."""
+    """Return the names of a save's files, without random states of the save before."""
     return [f.path for f in observed.files] if observed.is_new else current_names(observed.files)
 
 

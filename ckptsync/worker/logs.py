@@ -216,7 +216,10 @@ class RunLogs:
         return (self._stored or {}).get(path)
 
     def _keep(self, path: str, stored: _Stored) -> None:
-        """Copy the stored file under its name and the date at which it was stored."""
+        """Copy a stored file, in the store, to its name with the date at which it was stored.
+
+        Writes nothing if that copy exists.
+        """
         name = f"{path}.{time.strftime('%Y-%m-%dT%H%M%SZ', time.gmtime(stored.at))}"
         data = read_all(self._store, self._prefix + path)
         with contextlib.suppress(Exists):  # of a process that ended before the next step

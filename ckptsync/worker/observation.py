@@ -239,7 +239,7 @@ def _unended_training(
     step.  None for other saves, for a model that was begun later than a copy of that checkpoint
     would be, and where the training has ended: by its hook, or because it has left its state beside
     the model since, as scripts do at the end.  ``before``: the evidence of the last scan, to read
-    no file twice.
+    no file twice.  Raises Incomplete if that checkpoint changes meanwhile.
     """
     files = local_save.files.by_path
     if local_save.files.family != FINAL or not files:
@@ -277,7 +277,10 @@ def _unended_training(
 
 
 def is_later(local_save: LocalSave, spans: Iterable[Span]) -> bool:
-    """Return whether a checkpoint of a later step was begun after all of this one was written."""
+    """Return whether a checkpoint of a later step was begun after all of this one was written.
+
+    False without a step or files; checkpoints of another family do not count.
+    """
     step = local_save.checkpoint_dir.step
     if step is None or not local_save.files.by_path:
         return False

@@ -237,7 +237,7 @@ class PinCopies:
     def _notice(self, key: _Name, file_now: Stat | None, *, is_writing: bool) -> None:
         """Note what became of an open file; close it if the trainer removed or replaced it.
 
-        ``is_writing``: new names have come since the last scan.
+        ``is_writing``: new names have come since the last scan.  Raises OSError.
         """
         open_copy = self._open_files[key]
         if file_now is None and is_writing:

@@ -68,9 +68,10 @@ def list_requests(
 ) -> tuple[RepairRequest, ...]:
     """Return the damaged files of a location that ``node`` should send again.  Pure.
 
-    Reports that a later one answers do not count, and each file is listed once, by the newest
-    report. ``manifests``: all of the checkpoint's name.  ``has_copy``: whether the node has a copy
-    of a file that another node named.
+    () if the location has no manifest, is retired, or has given up its shards. Reports that a later
+    one answers do not count; each file is listed once, by the newest report. ``manifests``: all of
+    the checkpoint's name.  ``has_copy``: whether the node has a copy of a file that another node
+    named.
     """
     manifests_here = [
         stored
@@ -291,7 +292,8 @@ class FileRepairs:
     ) -> Iterator[UploadJob]:
         """Yield a job for each damaged location, and note it as pending.
 
-        A location whose checkpoint is in hand waits.  Answers of old reports are forgotten.
+        A location whose checkpoint is in hand waits.  Answers of old reports are forgotten.  Raises
+        Incomplete if a save changes meanwhile.
         """
         run, node, records = self._run, self._view.node, self._view.run_records
         requested: set[tuple[str, str]] = set()

@@ -367,8 +367,9 @@ class Scanner:
     ) -> tuple[Observation, Judgement, float]:
         """Return an observation, its verdict, and when the files were read for it.
 
-        Files that stay the same are read again ever more seldom, and once more before they are
-        called finished.  ``same``: the last scan's save, if no file has changed since.
+        Files of a save that was finished before are not read again; files that stay the same, ever
+        more seldom, and once more before they are called finished.  ``same``: the last scan's save,
+        if no file has changed since.  Raises Incomplete if files vanish meanwhile.
         """
         other_part = self._has_other_part(local_save)
 
@@ -398,7 +399,11 @@ class Scanner:
     def _is_new_save(
         self, local_save: LocalSave, before: ScannedSave | None, since: float, *, is_new: bool
     ) -> bool:
-        """Return whether a save appeared between two scans and nothing was written over since."""
+        """Return whether a save appeared between two scans and nothing was written over since.
+
+        For a save that was not ``before``: whether it ``is_new``, the first of its name, and was
+        not moved in.
+        """
         if before is None:
             return is_new and local_save.k == 0 and not _was_moved_in(local_save)
         if before.observation is None or not before.observation.is_new or before.since == since:

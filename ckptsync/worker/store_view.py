@@ -133,7 +133,11 @@ class RunRecords:
         )
 
     def is_contended(self, node: str, run: str, checkpoint: str) -> bool:
-        """Return whether another node announces that it is sending files of a checkpoint."""
+        """Return whether another node announces that it is sending files of a checkpoint.
+
+        Decided by the last listing: an announcement counts if it is less than `SENDING` seconds
+        older than the newest file.
+        """
         prefix = sending_prefix(run, checkpoint)
         announcements = [
             Entry(name, size, self.times[name])
@@ -361,6 +365,6 @@ class StoreView:
 
 
 def _select_stats(stats: Sequence[Stat], selection: Selection, demands: Demands) -> list[Stat]:
-    """Return the stats of the files that are sent by choice."""
+    """Return the stats of the files that ``selection`` sends, in the same order."""
     names = select((s.path for s in stats), selection, demands)
     return [s for s in stats if s.path in names]

@@ -93,8 +93,8 @@ def is_of_a_rank(path: str) -> bool:
 def is_of_rank_0(names: Collection[str]) -> bool:
     """Return whether rank 0 of Hugging Face's Trainer, or of LLaMA-Factory's, writes here.
 
-    False for accelerate's scripts and Megatron-SWIFT (swift/megatron/trainers/base.py), which use
-    the same directory names.
+    False if each file is of a rank.  Without ``trainer_state.json``, False for accelerate's scripts
+    and Megatron-SWIFT (swift/megatron/trainers/base.py), which use the same directory names.
     """
     is_anothers = any(_BY_ACCELERATE.fullmatch(n) or _BY_MEGATRON.fullmatch(n) for n in names)
     return (TRAINER_STATE in names or not is_anothers) and not all(map(is_of_a_rank, names))
@@ -407,10 +407,7 @@ def _find_old_parts(files: Sequence[Stat]) -> str:
 
 
 def _find_newer_part(newer: Sequence[Stat], files: Iterable[Stat]) -> str:
-    """Return one of a model's parts in ``newer`` if other parts of that model are older.
-
-    Else empty.
-    """
+    """Return one of a model's parts in ``newer`` if other parts are older; else empty."""
 
     def model(path: str) -> str:
         """Return the model's name of a numbered part; empty for other files."""

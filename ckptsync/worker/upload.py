@@ -428,7 +428,10 @@ class FileSender:
     def _overwrite_orphan(
         self, draft: Manifest, name: str, source: UploadSource | StoreSource
     ) -> bool:
-        """Replace an orphaned file; return False if another node is sending, or has named it."""
+        """Replace an orphaned file; return False if another node is sending, or has named it.
+
+        If it was replaced, sets ``overwrote_orphan`` and records its digest in ``stored_entries``.
+        """
         file = source.entry
 
         def check() -> None:
@@ -471,10 +474,7 @@ class FileSender:
         return replace(self.read_entries.get(file.path, file), stored_as=name)
 
     def _record_digest(self, source: UploadSource | StoreSource) -> FileEntry:
-        """Return a source's entry with its digest, and remember it.
-
-        Reads the file if nobody has.
-        """
+        """Return a source's entry with its digest, and remember it; read the file if need be."""
         entry = source.digested()
         self.read_entries[entry.path] = entry
         return entry

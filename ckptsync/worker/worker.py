@@ -601,7 +601,7 @@ class Worker:
         """Return the files to send of a save, and what an earlier try read of these very files.
 
         If no try has read them, the pin's links are replaced by reflinks first.  Both are
-        remembered in the table.
+        remembered in the table.  Raises Incomplete if the save changes meanwhile.
         """
         manifests = self._view.run_records.manifests(local_save.checkpoint)
 

@@ -304,7 +304,7 @@ def remove_leftover_name(directory_fd: int, last: str, origin: str) -> None:
 def remove_unlocked(root: str, name: str) -> bool:
     """Remove a draft whose writer holds no lock on it; return whether it is gone.
 
-    Raise OSError.
+    A file system without locks counts as one where nobody holds any. Raise OSError.
     """
     try:
         fd = safe_open.open_file(root, name)

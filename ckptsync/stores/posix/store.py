@@ -309,7 +309,10 @@ class PosixStore:
         return call()
 
     def _opened(self, name: str) -> OpenFile:
-        """Return the open file of a name; open it again if it was replaced, or is open for long."""
+        """Return the open file of a name; open it again if it was replaced, or is open for long.
+
+        Raise OSError.
+        """
         file = self._files.get(name)
         if file and time.monotonic() - file.since <= TRUSTED_S and file.links() > 0:
             return file

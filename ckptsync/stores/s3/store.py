@@ -147,10 +147,7 @@ class S3Store:
         return key
 
     def _send(self, name: str, chunks: Iterable[Chunk], about: About, *, is_new: bool) -> None:
-        """Write ``chunks`` to a key in parts.
-
-        With an origin an unfinished upload is continued.
-        """
+        """Write ``chunks`` to a key in parts. With an origin an unfinished upload is continued."""
         key = self._key(name)
         most_parts = (
             -(-about.size // part_size(about.size, least=self.least)) if about.size else MOST

@@ -131,7 +131,7 @@ class Fields:
 
     @property
     def is_over(self) -> bool:
-        """Whether all of it was read."""
+        """Whether all of the body was read."""
         return self._position >= len(self._body)
 
     def u32(self) -> int:

@@ -59,14 +59,11 @@ class SftpStore:
         return self._files.has_root()
 
     def missing_parent(self) -> str:
-        """Return the directory above it if that is missing, else ""."""
+        """Return the directory above the root if that is missing, else ""."""
         return self._files.missing_parent()
 
     def make_root(self) -> None:
-        """Make the directory, durably, if it is not there.
-
-        Raise ConfigError where that is refused.
-        """
+        """Make the directory, durably, if it is not there; raise ConfigError if refused."""
         self._files.make_root()
 
     def names(self, prefix: str) -> Iterator[Entry]:
