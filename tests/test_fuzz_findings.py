@@ -63,7 +63,7 @@ def _hostile(case: Case, home: Path) -> str:
     ],
 )
 def test_a_case_is_judged(what: str, word: str, report: str, tmp_path: Path) -> None:
-    door = Door(lambda _: {}, _hostile, ("given",), seconds=1.0)
+    door = Door(lambda _: {}, _hostile, ("given",), seconds=1.0 if what == "slow" else 60.0)
     judged = judge(door, {"what": what}, tmp_path)
     assert judged[0] == word
     assert report in judged[1]
