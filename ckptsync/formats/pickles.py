@@ -394,11 +394,7 @@ class _Machine:
             self.position = max(self.position, position)
 
     def result(self) -> Any:
-        """Return the only value on the stack, after STOP.
-
-        Raise Corrupt if there are more or none, a mark is open, an object lacks its attributes, or
-        `check_room` fails.
-        """
+        """Return the only value on the stack; raise Corrupt if it is not alone, or not finished."""
         self.check_room()
         if len(self.stack) != 1 or self.marks:
             raise Corrupt("pickle: does not end in one value")
@@ -460,10 +456,7 @@ class _Machine:
         return self.data[start : self.position]
 
     def line(self) -> str:
-        """Return the next line of UTF-8 without its newline, and move behind that.
-
-        Raise ValueError if there is no newline, or no UTF-8.
-        """
+        """Return the next line without newline, and move behind it; raise ValueError if none."""
         line = self.take(self.data.index(b"\n", self.position) - self.position)
         self.position += 1
         return line.decode()
@@ -509,9 +502,9 @@ class _Machine:
         )
 
     def skip(self, index: int) -> None:
-        """Fill the memo with `_GONE` up to ``index``, exclusive: Python 2 counts from 1.
+        """Fill the memo with `_GONE` below ``index``; raise Corrupt if that is in use, or no room.
 
-        Raise Corrupt if ``index`` is in use, or if there is no room.
+        Python 2 counts from 1.
         """
         if index < len(self.memo):
             raise Corrupt(f"pickle: the memo's index {index} is given twice")
@@ -552,10 +545,7 @@ class _Machine:
         target.update(zip(keys, items[1::2], strict=True))
 
     def add_items(self, items: list[Any]) -> None:
-        """Add values to the set on top of the stack; drop an `Unknown`'s.
-
-        Raise Corrupt for any other target, and as `check_keys`.
-        """
+        """Add values to the set on top of the stack; drop an `Unknown`'s; raise as `set_items`."""
         self.check_keys(items)
         _into(self.stack[-1], set).update(items)
 

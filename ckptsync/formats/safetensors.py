@@ -136,10 +136,7 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _row(name: str, key: str, entry: bytes) -> Row:
-    """Return start, end, name, dtype and shape of a header's entry.
-
-    Raise Corrupt for an unknown dtype, more than `MOST_AXES` axes, or a field missing or repeated.
-    """
+    """Return start, end, name, dtype and shape of a header's entry; raise Corrupt if wrong."""
     fields = _ROW.decode(entry, f"{name}: {key!r:.200}")
     if entry.count(b'"dtype"') > 1 or entry.count(b'"shape"') > 1 or entry.count(_OFFSETS) > 1:
         raise Corrupt(f"{name}: {key!r:.200}: duplicate name")

@@ -92,10 +92,7 @@ def span(shape: Shape, strides: Shape) -> int:
 
 
 def shape_of(values: Any) -> Shape:
-    """Return ``values`` if they are a tuple of at most `MOST_AXES` ints of 0 or more.
-
-    Raise Corrupt if not.
-    """
+    """Return ``values``, a tuple of at most `MOST_AXES` ints of 0 or more; raise Corrupt if not."""
     if type(values) is tuple and len(values) <= MOST_AXES:
         for n in values:
             if type(n) is not int or n < 0:
@@ -391,10 +388,7 @@ def _deferred(build: Rebuild) -> Rebuild:
 
 
 def _size(_: Name, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return a ``torch.Size`` as a tuple.
-
-    Raise Corrupt if it is no tuple or list, or has more than twice `MOST_AXES` elements.
-    """
+    """Return a ``torch.Size`` as a tuple; raise Corrupt if it has over 2 * `MOST_AXES` sizes."""
     # torch itself has at most 64
     if type(args[0]) not in (tuple, list) or len(args[0]) > 2 * MOST_AXES:
         raise Corrupt("pickle: a torch.Size that no tensor has")

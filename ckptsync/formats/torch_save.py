@@ -128,10 +128,7 @@ def part(files: Files, container: Container, tensor: StoredTensor) -> Part:
 
 
 def _record(files: Files, container: Container, key: str) -> tuple[Extent, Checksum | None]:
-    """Return where a storage lies, and its CRC32 if the container has one.
-
-    Of an archive the local header is read. Raise Corrupt as `torch_zip.extent`.
-    """
+    """Return where a storage lies, and its CRC32 if there is one; raise as `torch_zip.extent`."""
     if not isinstance(container, torch_zip.Archive):
         return container[key], None
     name = f"data/{key}"
@@ -249,10 +246,7 @@ class _LegacyPickles:
         allowed: Mapping[Name, Build] | None = None,
         persistent: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """Return the next pickle's value, and move ``end`` behind it.
-
-        No name is allowed without ``allowed``. Raise as `loads`.
-        """
+        """Return the next pickle's value, and move ``end`` behind it. Raise as `loads`."""
         value, size = loads(bytes(self._data[self.end :]), allowed or {}, persistent)
         self.end += size
         return value

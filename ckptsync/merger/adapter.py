@@ -397,7 +397,10 @@ def _leaves_base(items: Mapping[str, _AdapterTensor]) -> bool:
 
 
 def _check_untrained(names: Iterable[str], config: Mapping[str, Any]) -> None:
-    """Raise Unsupported if a module lacks an untrained tensor that peft needs to load it."""
+    """Raise Unsupported if a module lacks an untrained tensor that peft needs to load it.
+
+    Nothing is checked if ``config`` has one of `_RECOMPUTED` as False.
+    """
     if any(config.get(key) is False for key in _RECOMPUTED):
         return
     modules: defaultdict[str, set[str]] = defaultdict(set)
@@ -417,7 +420,10 @@ def _check_untrained(names: Iterable[str], config: Mapping[str, Any]) -> None:
 
 
 def _is_base(name: str, items: Mapping[str, _AdapterTensor]) -> bool:
-    """Return whether a name can only be the base model's, and not be trained beside the adapter."""
+    """Return whether a name can only be the base model's, and not be trained beside the adapter.
+
+    True for all names beside a prompt adapter, for base layers but their biases, and for originals.
+    """
     return (
         _leaves_base(items)
         or (".base_layer." in name and not name.endswith(".bias"))
@@ -428,7 +434,8 @@ def _is_base(name: str, items: Mapping[str, _AdapterTensor]) -> bool:
 def _is_saved_with(name: str, config: Mapping[str, Any]) -> bool:
     """Return whether peft saves this tensor of the base model with the adapter.
 
-    peft saves biases as configured, and embeddings that are adapted themselves.
+    It saves biases that ``bias`` names, and the base layer of embeddings if ``target_modules`` is a
+    pattern or names one of `_EMBEDDINGS`, unless tokens are trained.
     """
     bias, targets = config.get("bias", "none"), config.get("target_modules")
     if bias == "all" and name.endswith(".bias"):

@@ -87,7 +87,7 @@ def plan_changes(
 
 
 def check_unquantised(base: Sequence[Tensor], config: Mapping[str, Any]) -> None:
-    """Raise Unsupported if the base is quantised: nothing can be added to packed weights."""
+    """Raise Unsupported if ``config`` or the names of ``base`` show that it is quantised."""
     for section in (config, *(v for v in config.values() if isinstance(v, dict))):
         quantisation = section.get("quantization_config")
         if isinstance(quantisation, dict) and quantisation:
@@ -173,7 +173,8 @@ class _Plan:
     def _add_replacements(self) -> dict[str, Tensor]:
         """Record replacements of the base's tensors; return the tensors that the base lacks.
 
-        Raises Unsupported or Corrupt where a replacement does not fit.
+        Those of a tied embedding or head go to its side of the tie.  Raises Unsupported or Corrupt
+        where a replacement does not fit.
         """
         new_tensors: dict[str, Tensor] = {}
         candidates = [(n, t, True) for n, t in self._parts.base.items()]
@@ -229,17 +230,20 @@ class _Plan:
                 hint=self._hint,
             )
 
-    def _add_classifier(self, new: Mapping[str, Tensor]) -> frozenset[str]:
+    def _add_classifier(self, new_tensors: Mapping[str, Tensor]) -> frozenset[str]:
         """Record a classifier that the base lacks; return the base's tensors that it replaces.
 
         Those are the output layer of a language model; none unless the class in ``config.json`` is
-        changed. If any of the ``new`` tensors is no classifier's, all are recorded as unmatched.
+        changed.  If the task has no classifier, or any of ``new_tensors`` is no classifier's, all
+        are recorded as unmatched.
         """
         task = str(self._own_config.get("task_type"))
         head_names = {*_OWN_HEADS, *rules.names(self._own_config, "modules_to_save")}
-        classifier = {n: t for n, t in new.items() if any(f".{k}." in f".{n}" for k in head_names)}
-        if task not in _CLASSIFIERS or len(classifier) < len(new):
-            self._unmatched += [name.rpartition(".")[0] for name in new]
+        classifier = {
+            n: t for n, t in new_tensors.items() if any(f".{k}." in f".{n}" for k in head_names)
+        }
+        if task not in _CLASSIFIERS or len(classifier) < len(new_tensors):
+            self._unmatched += [name.rpartition(".")[0] for name in new_tensors]
             return frozenset()
         if not classifier:
             return frozenset()
@@ -264,7 +268,7 @@ class _Plan:
     # What is added
 
     def _add_factors(self) -> None:
-        """Record products of factors, and biases.
+        """Record products of factors, and biases; modules that the base lacks as unmatched.
 
         Raises Corrupt if DoRA's magnitudes contradict the configuration; Incomplete, Corrupt or
         Unsupported where factors do not fit the base.
@@ -318,7 +322,10 @@ class _Plan:
         self._changes.setdefault(bias.name, []).append(BiasDelta(module, pair.bias, scale))
 
     def _add_tokens(self) -> None:
-        """Record the rows of trained tokens; raise Corrupt where rows and configuration differ."""
+        """Record the rows of trained tokens; modules that the base lacks as unmatched.
+
+        Raises Corrupt where rows contradict the configuration or the base's shape.
+        """
         indices = self._own_config.get("trainable_token_indices")
         for module, tensor in self._parts.tokens.items():
             rows = indices
@@ -396,7 +403,10 @@ class _Plan:
                 )
 
     def _warnings(self) -> Iterable[str]:
-        """Yield a warning if layers of the base lack adapters that their siblings have."""
+        """Yield a warning if layers of the base lack adapters that their siblings have.
+
+        Nothing unless ``target_modules`` is a list, without exceptions or chosen layers.
+        """
         config, pairs = self._own_config, self._parts.pairs
         if not isinstance(config.get("target_modules"), list) or any(
             config.get(key) is not None for key in ("exclude_modules", "layers_to_transform")

@@ -150,7 +150,7 @@ def names(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
 
 @dataclass(slots=True)
 class Scales:
-    """Ranks and scales by module; grows ``warnings`` while it is asked."""
+    """Ranks and scales by module; `scale` appends to ``warnings``."""
 
     rank: int
     alpha: float

@@ -37,6 +37,8 @@ _FIRST_STRAIGHT = (0, 19)  # peft from here on has (experts, out, in) as such
 
 @dataclass(frozen=True, slots=True)
 class _Factors:
+    """Both factors of a module, whose ranks agree, and DoRA's magnitudes."""
+
     a: Tensor
     b: Tensor
     magnitude: Tensor | None
@@ -237,7 +239,10 @@ def _join_pieces(name: str, slots: Sequence[Slot]) -> _Matrix:
 
 
 def _expert_matrix(name: str, slots: Sequence[Slot]) -> _Matrix | None:
-    """Return the matrices of an experts' parameter, or None if none; raise as `_join_pieces`."""
+    """Return the matrices of an experts' parameter; raise as `_join_pieces`.
+
+    None for a tensor that is not whole, or has neither 2 nor 3 axes.
+    """
     if len(slots) > 1 or slots[0].file.expert is not None:
         return _join_pieces(name, slots)
     tensor = slots[0].tensor

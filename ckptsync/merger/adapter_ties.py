@@ -120,7 +120,11 @@ class Tie:
         return Outcome(dict.fromkeys(names, changes), note=note if is_sum else "")
 
     def _stays_tied(self, config: Mapping[str, Any], equal: IsEqual) -> bool:
-        """Return whether embedding and head stay one tensor after their changes."""
+        """Return whether embedding and head stay one tensor after their changes.
+
+        If both were trained: whether all their changes are the same.  Else: whether no copy of the
+        head, nor of an embedding beside a head, was trained.
+        """
         first, second = self.embedding_side, self.head_side
         if first.own and second.own:
             return len(first.own) == len(second.own) and all(

@@ -78,7 +78,7 @@ class BaseModel:
         return {t.name: t.dtype for t in tensors if len(t.shape) > 1 and _is_packed(t)}
 
     def under_names_of(self, names: Collection[str]) -> Model:
-        """Return this model's tensors under the names that another model has for them.
+        """Return this model's tensors under the names that another model has for most of them.
 
         transformers renames some when it saves and loads: GPT-2's ``wte.weight`` is
         ``transformer.wte.weight`` in a model with a head; ``language_model.model.x`` of a file is

@@ -53,9 +53,10 @@ _FACTORS = {"lora_A": "lora_B", "lora_B": "lora_A"} | {
 
 
 def check_model(tensors: Sequence[Tensor], config: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Return doubts whether this is a whole model; raise Incomplete if it certainly is not.
+    """Return doubts whether this is a whole model, at most `MOST_DOUBTS`.
 
-    ``config``: what ``config.json`` says; None without one.
+    ``config``: what ``config.json`` says; None without one.  Raises Incomplete if a weight is
+    empty, or if ``config`` implies tensors of which one is missing or too small.
     """
     _check_empty(tensors)
     config = config or {}
@@ -76,9 +77,10 @@ def check_model(tensors: Sequence[Tensor], config: Mapping[str, Any] | None) -> 
 
 
 def check_adapter(tensors: Sequence[Tensor], config: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Return doubts whether this is a whole adapter; raise Incomplete if it certainly is not.
+    """Return doubts whether this is a whole adapter, at most `MOST_DOUBTS`.
 
-    ``config``: what ``adapter_config.json`` says; None without one.
+    ``config``: what ``adapter_config.json`` says; None without one.  Raises Incomplete if a weight
+    is empty, or one of two LoRA factors is missing.
     """
     _check_empty(tensors)
     names = {t.name for t in tensors}
@@ -314,7 +316,10 @@ def _compare_counts(
     experts: Mapping[str, Mapping[str, set[int]]],
     config: Mapping[str, Any],
 ) -> Iterator[str]:
-    """Yield a message if there are fewer layers or experts than the configuration says."""
+    """Yield a message if there are fewer layers or experts than the configuration says.
+
+    Only its first such number counts, and layers only beside a key of `_WIDTHS`.
+    """
     sections = [config[key] for key in _SECTIONS if isinstance(config.get(key), dict)] or [config]
     layer_counts = [(key, s[key]) for s in sections for key in _LAYERS if type(s.get(key)) is int]
     most = max((max(members) + 1 for members in layers.values()), default=0)
@@ -332,7 +337,7 @@ def _compare_counts(
 
 
 def _check_head(shapes: Mapping[str, Shape], config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a message if a language model has no output layer of its own, and nothing ties it."""
+    """Yield a message if an untied causal model has embeddings and no other ``vocab_size`` rows."""
     rows = config.get("vocab_size")
     if not _is_causal(config) or not _is_untied(config):
         return
@@ -361,7 +366,11 @@ def _counterpart(name: str) -> str:
 
 
 def _compare_targets(names: Collection[str], config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a message for each doubt: targets without tensors, and layers with fewer."""
+    """Yield a message for each doubt: targets without tensors, and layers with fewer.
+
+    Nothing without factors; layers and targets only if ``target_modules`` is a list without
+    exceptions.
+    """
     modules = {
         name.partition(mark)[0]
         for name in names

@@ -70,8 +70,8 @@ class _Range:
 def check_copies(files: Files, tensors: Iterable[Tensor]) -> None:
     """Raise Corrupt if stored copies of a tensor differ, with the file that agrees least.
 
-    Tied tensors are not compared again.  Raises Unsupported for replicas that differ where nothing
-    else says that they are replicas.
+    Reads each file whole if it is small, else `WINDOWS` samples of it.  Tied tensors are left out.
+    Raises Unsupported for replicas that differ where nothing else says that they are replicas.
     """
     pairs = [pair for tensor in tensors if not tensor.tied for pair in _pairs(tensor)]
     ranges = {
@@ -127,8 +127,9 @@ def _pairs(tensor: Tensor) -> Iterator[_Pair]:
 def _difference_error(
     files: Files, name: str, doubt: str, parts: Iterable[Part], names: tuple[str, str]
 ) -> CkptsyncError:
-    """Return the error of a tensor that two files differ in; raise Corrupt if a part is damaged.
+    """Return the error of a tensor that two files differ in: Unsupported with a ``doubt``.
 
+    Else Corrupt.  Reads all of ``parts``' records that have CRC32s; raises Corrupt if one differs.
     ``doubt``: why the parts may be no replicas.  ``names``: the file to suspect, and the other one.
     """
     odd, second = names

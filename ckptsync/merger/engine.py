@@ -464,20 +464,14 @@ class WeightsFile:
         return unit
 
     def _digest(self, unit: _OutputUnit) -> _OutputUnit:
-        """Add a unit to the file's digest and, without header, to the ending's CRC32; return it.
-
-        Called for units in order.
-        """
+        """Add a unit to the file's digest and an ending's CRC32, and return it; called in order."""
         self._digester.update(unit.data)
         if self._plan.ending and unit.planned.stored:
             self._crc = crc32(unit.data, self._crc)
         return unit
 
     def _update_results(self, unit: _OutputUnit) -> _OutputUnit:
-        """Add what a unit holds of each tensor to changes, counts and digests; return the unit.
-
-        Called for units in order.
-        """
+        """Add a unit to the results of its tensors, and return it; called for units in order."""
         for number, totals in unit.changes:
             self._changes[number] = self._changes.get(number, ChangeTotals()) + totals
         for number, data, overflows, values in unit.shares:
@@ -493,10 +487,7 @@ class WeightsFile:
         return unit
 
     def _buffer(self, size: int) -> Array:
-        """Return memory of at least ``size`` bytes at a multiple of `ALIGN`, of any content.
-
-        The last used buffer is taken if it is large enough, and dropped if not.
-        """
+        """Return memory, new or used, of at least ``size`` bytes at a multiple of `ALIGN`."""
         with contextlib.suppress(IndexError):  # there is none to use again
             used = self._buffers.pop()
             if len(used) >= size:

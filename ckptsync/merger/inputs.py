@@ -85,6 +85,8 @@ def open_sources(
 ) -> PreparedMerge:
     """Open the checkpoint and the models that the request names, and return the planned merge.
 
+    Files that several sources have are read whole, to compare them.
+
     Args:
         request: What the user wants merged.
         access: How stores are opened.
@@ -230,8 +232,8 @@ def show_path(path: PathOrUrl) -> str:
 def check_one_save(sources: Sequence[FileTree], job: MergeJob, *, use_times: bool = True) -> None:
     """Raise Incomplete or Corrupt if files beside the shards show that they are not of one save.
 
-    torch gives every save an id, so the metadata of two saves differ.  It writes metadata to
-    ``.metadata.tmp`` before that takes the older one's place.
+    Of a ``dcp`` source the metadata of all ``sources`` are read and must be equal, and none may
+    have a ``.metadata.tmp``, with which torch begins another save.  ``use_times``: `check_times`.
     """
     if job.source.partition(":")[0] == "dcp":
         folders = {name.rpartition("/")[0] for name in job.reads}
@@ -269,7 +271,7 @@ def check_unchanged(sources: Sequence[FileTree | TopFiles]) -> None:
 
 
 def _check_same(holders: Sequence[Files], name: str) -> None:
-    """Raise Corrupt if a file that several nodes have is not the same on all of them."""
+    """Read a file that several nodes have; raise Corrupt if it is not the same on all of them."""
     if (
         len(holders) > 1
         and len({stored_digest(holder, name, holder.sizes()[name]) for holder in holders}) > 1

@@ -56,7 +56,7 @@ class JoinedFiles:
             )
 
     def _prefix(self, name: str) -> str:
-        """Return the prefix of a name; raise StopIteration if no model has it."""
+        """Return the prefix of a name; "", that of ``files``, if no other prefix begins it."""
         return next(prefix for prefix in self._models if name.startswith(prefix))
 
     def _group_by_prefix(self, items: Iterable[tuple[str, _Item]]) -> dict[str, list[_Item]]:

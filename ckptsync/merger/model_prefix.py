@@ -365,6 +365,7 @@ def _find_by_head(
 ) -> set[str]:
     """Return the paths that stand before the output layer of the class that is configured.
 
+    Each has at least a quarter of all names below it; {""} if the layer's name has no path.
     A class of several models (text and images) may have one further inside, which is not meant.
     """
     is_of_several = any(isinstance(v, dict) and "model_type" in v for v in config.values())
@@ -386,8 +387,9 @@ def _find_by_head(
 
 
 def _find_by_embeddings(names: Sequence[str], config: Mapping[str, Any]) -> set[str]:
-    """Return the path before the embeddings of a class without a head, if nearly all is behind it.
+    """Return the path before the embeddings of a class ``…Model``, if 90 % of names are below it.
 
+    {""} if they have no path; empty for other classes.
     A part that classes of transformers have themselves (``vision_model``) is no such path.
     """
     classes = config.get("architectures")

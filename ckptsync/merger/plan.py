@@ -178,7 +178,7 @@ def written_dtype(tensor: Tensor, dtype: DType) -> str:
 
 
 def choose_copy(tensor: Tensor, dtype: DType) -> Copy:
-    """Return the stored copy to read: one that needs no cast, else the first of the most precise.
+    """Return the stored copy to read: the last that needs no cast, else the first most precise.
 
     Raises Incomplete if its file is missing: a less precise copy never takes its place.  Raises
     Corrupt if no copy is stored.

@@ -285,10 +285,7 @@ class _Selection:
     adapter_config: Mapping[str, Any] | None
 
     def find_path(self, names: Sequence[str]) -> str:
-        """Return what stands before the model's own names; empty if nothing does, or says it.
-
-        Raises Unsupported as `model_prefix.find_path`.
-        """
+        """Return what `model_prefix.find_path` returns, but "" for None; raises the same."""
         prefix = model_prefix.find_path(
             names, self.path, self.base_names, self.config, self.adapter_config
         )
@@ -552,10 +549,7 @@ def _add_value_head(
     value_head: Sequence[Tensor],
     options: MergeOptions,
 ) -> MergeJob:
-    """Return the job with a file and a note of the value head; the same job if there is none.
-
-    ``value_head``: the source's own; if it is empty, a file beside the source is looked for.
-    """
+    """Return the job with a file of the value head, the source's or one beside it, if any."""
     origin, tensors = "the same shards", tuple(value_head)
     if not tensors:
         tensors, origin = _read_value_head(files, source)
@@ -889,10 +883,7 @@ def _plan_beside(
 
 
 def _set_config_dtype(job: MergeJob, dtypes: Iterable[str], options: MergeOptions) -> MergeJob:
-    """Return the job with ``config.json`` read and naming the dtype of the weights, if it has one.
-
-    See `model_files.config_dtype`.
-    """
+    """Return the job with ``config.json``, if it has one, read and naming the weights' dtype."""
     if CONFIG not in dict(job.beside):
         return job
     dtype = model_files.config_dtype(dtypes, options.dtype)
@@ -902,10 +893,7 @@ def _set_config_dtype(job: MergeJob, dtypes: Iterable[str], options: MergeOption
 
 
 def _read_config(directories: Iterable[Files], name: str) -> dict[str, Any] | None:
-    """Return what the first file of this name says; None without one.
-
-    {} if it is no JSON object, or has more than `MAX_CONFIG` bytes.
-    """
+    """Return the first such file's content: None without one, {} if large or no JSON object."""
     directory = next((directory for directory in directories if name in directory.sizes()), None)
     if directory is None:
         return None
@@ -917,10 +905,7 @@ def _read_config(directories: Iterable[Files], name: str) -> dict[str, Any] | No
 
 
 def _check_bounds(files: Files, plans: Sequence[FilePlan]) -> None:
-    """Raise Corrupt if a byte that will be read is behind the end of its file, or that is absent.
-
-    Files of the model of ``--fill-from`` are not checked.
-    """
+    """Raise Corrupt if a file, unless of ``--fill-from``, ends before a byte that will be read."""
     sizes = files.sizes()
     ends: dict[str, int] = {}
     for extent in (part.extent for p in plans for t in p.tensors for part in t.copy.stored()):

@@ -136,7 +136,7 @@ class _Cutter:
         self._unit = Unit()
 
     def add(self, number: int, copy: Copy) -> Iterator[Unit]:
-        """Add a stored copy of a tensor; yield the units that are full."""
+        """Add a stored copy of a tensor as the caller iterates; yield the units that are full."""
         item, flat = ITEMSIZE[copy.dtype], find_runs(copy)
         if flat is None:
             yield from self._add_boxes(number, copy, item)
@@ -166,7 +166,10 @@ class _Cutter:
             self._unit = Unit()
 
     def _room(self, item: int) -> int:
-        """Return how many bytes may be added: whole elements, at least one to an empty unit."""
+        """Return how many bytes may be added: whole elements, in an empty unit at least one.
+
+        0 if the unit has `MOST_READS` reads.
+        """
         free = WINDOW - self._unit.stored
         if len(self._unit.reads) >= MOST_READS:
             return 0
@@ -213,7 +216,10 @@ class _Cutter:
 
 
 def find_runs(copy: Copy) -> list[Read] | None:
-    """Return where a tensor's bytes lie, in its order; None if a part is no range of the tensor."""
+    """Return where a tensor's bytes lie, in its order; None if a part is no range of the tensor.
+
+    ``at`` counts the tensor's bytes.  Empty parts are left out.
+    """
     item, ranges = ITEMSIZE[copy.dtype], []
     if len(copy.parts) == 1 and copy.parts[0].sizes == copy.grid and copy.parts[0].strides is None:
         extent = copy.parts[0].extent

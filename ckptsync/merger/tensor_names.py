@@ -171,9 +171,9 @@ def drop_tied(
 ) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
     """Return the tensors to write, and notes.
 
-    Tied tensors are written once if the configuration ties them and their bytes agree.
-    ``config``: what ``config.json`` says; ``base``: the base model's tensors; None if unknown.
-    Raises what ``files`` raise.
+    Tied tensors are written once if the configuration ties them and their bytes, which are read,
+    agree; otherwise all are returned.  ``config``: what ``config.json`` says; ``base``: the base
+    model's tensors; None if unknown.  Raises what ``files`` raise, and as `choose_copy`.
     """
     if config is None:
         return tuple(tensors), tuple(

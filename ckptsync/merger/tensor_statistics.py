@@ -127,7 +127,7 @@ def exact_values(data: Array, dtype: str) -> Array:
 
 
 def notes_on_values(name: str, values: Statistics) -> Iterable[str]:
-    """Yield notes if a tensor looks like a shard that was never filled in."""
+    """Yield a note if all values are zero, or more than `BAND` of them are zeros in long runs."""
     if values.count > 1 and values.zeros == values.count:
         yield f"{name}: all {values.count} values are zero"
     elif values.banded > BAND * values.count:

@@ -85,7 +85,7 @@ def choose_shards(files: Files, name: str | None) -> WeightsSource:
 
 @paused()
 def prepare_universal(files: Files, name: str | None, tag: str) -> MergeJob:
-    """Return the job of the conversion of one save.
+    """Return the job of the conversion of one save; headers and files beside the shards are read.
 
     ``name``: of the shards, as `choose_shards` takes it; ``tag``: of shards that lie in no
     directory of their own.  Raises Incomplete, Unsupported or Corrupt.
