@@ -112,7 +112,7 @@ def made(name: Name, args: tuple[Any, ...]) -> PickledObject:
 
 def all_made(names: Mapping[str, Sequence[str]]) -> dict[Name, Build]:
     """Return a table in which `made` is the constructor of the names of each module."""
-    return {Name(module, name): made for module, each in names.items() for name in each}
+    return {Name(module, name): made for module, members in names.items() for name in members}
 
 
 def ordered(_: Name, args: tuple[Any, ...]) -> dict[Any, Any]:

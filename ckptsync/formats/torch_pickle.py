@@ -225,10 +225,10 @@ def _rebuild_v2(_: Name, args: tuple[Any, ...]) -> StoredTensor:
 
     Raise Corrupt for wrong arguments and as `_stored`, Unsupported as that and `_check_bits`.
     """
-    storage, offset, shape, strides, *more = args
-    if not 2 <= len(more) <= 3 or type(more[0]) is not bool:
+    storage, offset, shape, strides, *optional_args = args
+    if not 2 <= len(optional_args) <= 3 or type(optional_args[0]) is not bool:
         raise Corrupt("pickle: a tensor that torch does not rebuild")
-    _check_bits(more[2:])
+    _check_bits(optional_args[2:])
     return _stored(
         storage.dtype if isinstance(storage, Storage) else "", storage, offset, shape, strides
     )
@@ -259,10 +259,11 @@ def _check_bits(metadata: Sequence[Any]) -> None:
     for bits in metadata:
         if bits is not None and (type(bits) is not dict or len(bits) > _MOST_ATTRIBUTES):
             raise Corrupt("pickle: a tensor whose metadata is no small dictionary")
-        odd = next((key for key, value in (bits or {}).items() if value is not False), None)
-        if odd is not None:
+        flag = next((key for key, value in (bits or {}).items() if value is not False), None)
+        if flag is not None:
             raise Unsupported(
-                f"a tensor with torch's {brief(odd)} bit: its values are not those that are stored",
+                f"a tensor with torch's {brief(flag)} bit: its values are not those that are"
+                " stored",
                 hint="save tensor.resolve_conj().resolve_neg()",
             )
 

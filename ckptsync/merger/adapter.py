@@ -317,10 +317,11 @@ def _select_adapter(
     has_base = any(name or layer not in (*EMBEDDINGS, *HEADS) for layer in layers)
     saved_with = [n for n in other_names if not has_base or _is_saved_with(n, config)]
     chosen |= {n: n if n.startswith("base_model.") else PREFIX + n for n in saved_with}
-    if odd := next((n for n, saved in chosen.items() if f".{_BASE}." in saved), None):
+    if nested := next((n for n, saved in chosen.items() if f".{_BASE}." in saved), None):
         raise Unsupported(
-            f"{odd}: a PEFT model inside of another, whose names peft would not load",
-            hint=f"--source SOURCE@module={odd[: odd.rindex(f'.{_BASE}.')]} writes the inner one",
+            f"{nested}: a PEFT model inside of another, whose names peft would not load",
+            hint=f"--source SOURCE@module={nested[: nested.rindex(f'.{_BASE}.')]} writes the inner"
+            " one",
         )
     selected = _rename_selected(tensors, chosen)
     notes = []

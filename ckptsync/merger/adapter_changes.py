@@ -144,9 +144,10 @@ class _Plan:
         self._add_factors()
         self._add_tokens()
         if self._unmatched:
-            lost = sorted(set(self._unmatched))
+            modules = sorted(set(self._unmatched))
             raise Corrupt(
-                f"{len(lost)} modules of the adapter are not in the base: {first_names(lost)}",
+                f"{len(modules)} modules of the adapter are not in the base:"
+                f" {first_names(modules)}",
                 hint=self._hint,
             )
         self._add_tied()
@@ -219,14 +220,14 @@ class _Plan:
         self._check_shape(slot.tensor, tensor)
         self._changes.setdefault(slot.tensor.name, []).append(Replacement(module, tensor))
 
-    def _check_shape(self, own: Tensor, tensor: Tensor) -> None:
+    def _check_shape(self, base: Tensor, tensor: Tensor) -> None:
         """Record a resized vocabulary; raise Corrupt for any other difference of shapes."""
-        if own.shape == tensor.shape and own.name not in self._shapes:
+        if base.shape == tensor.shape and base.name not in self._shapes:
             return
-        is_resized = ends_in(own.name, _VOCABULARY) and own.shape[1:] == tensor.shape[1:]
-        if not is_resized or self._shapes.setdefault(own.name, tensor.shape) != tensor.shape:
+        is_resized = ends_in(base.name, _VOCABULARY) and base.shape[1:] == tensor.shape[1:]
+        if not is_resized or self._shapes.setdefault(base.name, tensor.shape) != tensor.shape:
             raise Corrupt(
-                f"{tensor.name}: {tensor.shape}, and {own.name} of the base has {own.shape}",
+                f"{tensor.name}: {tensor.shape}, and {base.name} of the base has {base.shape}",
                 hint=self._hint,
             )
 
@@ -294,8 +295,10 @@ class _Plan:
                 (*base.tensors.values(), *(replace(shared, name=f"{m}.weight") for m in heads)),
                 self._config,
             )
-        changes, lost = plan_products(pairs, base, self._scales, self._config, self._own_config)
-        self._unmatched += lost
+        changes, missing_modules = plan_products(
+            pairs, base, self._scales, self._config, self._own_config
+        )
+        self._unmatched += missing_modules
         for module, low_ranks in changes.items():
             side = sides.get(module)
             for name, change in low_ranks:
@@ -414,10 +417,12 @@ class _Plan:
             return
         kinds = {_NUMBER.sub("#", module) for module in pairs if _NUMBER.search(module)}
         modules = (name.removesuffix(".weight") for name in self._base.live_names())
-        if lost := sorted(m for m in modules if m not in pairs and _NUMBER.sub("#", m) in kinds):
+        if missing_modules := sorted(
+            m for m in modules if m not in pairs and _NUMBER.sub("#", m) in kinds
+        ):
             yield (
                 "the adapter may be incomplete: other layers are adapted, and not"
-                f" {first_names(lost)}"
+                f" {first_names(missing_modules)}"
             )
 
     def _set_vocabulary(self) -> None:

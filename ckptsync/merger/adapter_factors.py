@@ -91,7 +91,7 @@ def plan_products(
     linear: dict[str, tuple[_Factors, _Matrix]] = {}
     factors = {module: _factors(module, pair) for module, pair in pairs.items()}
     experts: dict[str, list[str]] = {}
-    lost: list[str] = []
+    missing_modules: list[str] = []
     for module, pair_factors in factors.items():
         inner = _WITHOUT_BASE.sub("", module)
         attention = inner if inner == module else inner.removesuffix(".out_proj")
@@ -106,7 +106,7 @@ def plan_products(
         elif base.parameters(inner):
             experts.setdefault(inner, []).append(module)
         else:
-            lost.append(module)
+            missing_modules.append(module)
     result = _linear_sums(linear, scales, set(_model_types(config)))
     is_transposed = _adds_transposed(config, adapter_config)
     targets = names(adapter_config, "target_parameters")
@@ -122,7 +122,7 @@ def plan_products(
             result[module] = _expert_sums(
                 f"{inner}.{name}", factors[module], matrix, scales, is_transposed=is_transposed
             )
-    return result, lost
+    return result, missing_modules
 
 
 def _factors(module: str, pair: Pair) -> _Factors:

@@ -622,9 +622,9 @@ def _read_range(files: Files, tensor: Tensor, low: int, high: int) -> Array:
     return read_floats(files, box)[low - rows[0] * width : high - rows[0] * width]
 
 
-def _as_slice(of: range) -> slice:
+def _as_slice(indices: range) -> slice:
     """Return a range of indices as a slice."""
-    return slice(of.start, of.stop, of.step)
+    return slice(indices.start, indices.stop, indices.step)
 
 
 def _not_finite_error(name: str, tensor_sum: TensorSum, target: str = "") -> Corrupt:

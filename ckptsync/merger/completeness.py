@@ -274,10 +274,10 @@ def _find_gaps(stack: str, layers: Collection[int]) -> Iterator[str]:
     """Yield a message if layers are missing below the greatest number; else nothing."""
     total = max(layers) + 1
     absent = total - len(layers)
-    shown = ", ".join(map(str, islice((n for n in range(total) if n not in layers), FIRST)))
+    numbers = ", ".join(map(str, islice((n for n in range(total) if n not in layers), FIRST)))
     more = f" and {absent - FIRST} more" if absent > FIRST else ""
     if absent:
-        layers_are = f"layer {shown} is" if absent == 1 else f"layers {shown}{more} are"
+        layers_are = f"layer {numbers} is" if absent == 1 else f"layers {numbers}{more} are"
         yield f"{stack}: {layers_are} missing, of {total}"
 
 
@@ -291,9 +291,9 @@ def _find_thinner(
     kinds = Counter(frozenset(parts) for parts in members.values())
     usual = [kind for kind, times in kinds.most_common(_MOST_KINDS) if times > 1]
     for number, parts in sorted(members.items()):
-        more = next((kind for kind in usual if parts < kind), None)
-        if more and kinds[frozenset(parts)] == 1 and number not in apart:
-            lacking = sorted(name.removeprefix(".") for name in more - parts)
+        fuller_kind = next((kind for kind in usual if parts < kind), None)
+        if fuller_kind and kinds[frozenset(parts)] == 1 and number not in apart:
+            lacking = sorted(name.removeprefix(".") for name in fuller_kind - parts)
             yield f"{stack}.{number} has no {first_names(lacking)}, which other layers have"
 
 

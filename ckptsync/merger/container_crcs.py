@@ -146,11 +146,11 @@ class CrcCheckedFiles(FilesWrapper):
             if self._done[key[0]][key[1]]:
                 return
             parts = self._parts.setdefault(key, [])
-            missing = _find_unclaimed(parts, start, start + len(data))
-            parts += [(low, high, None) for low, high in missing]
+            missing_ranges = _find_unclaimed(parts, start, start + len(data))
+            parts += [(low, high, None) for low, high in missing_ranges]
             parts.sort(key=itemgetter(0))
-        if missing:  # else another thread may have completed the record already
-            sums = [(low, crc32(data[low - start : high - start])) for low, high in missing]
+        if missing_ranges:  # else another thread may have completed the record already
+            sums = [(low, crc32(data[low - start : high - start])) for low, high in missing_ranges]
             self._combine(key, sums)
 
     def _combine(self, key: _Key, sums: Iterable[tuple[int, int]]) -> None:

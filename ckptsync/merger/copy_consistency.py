@@ -132,19 +132,19 @@ def _difference_error(
     Else Corrupt.  Reads all of ``parts``' records that have CRC32s; raises Corrupt if one differs.
     ``doubt``: why the parts may be no replicas.  ``names``: the file to suspect, and the other one.
     """
-    odd, second = names
+    odd_file, second_file = names
     CrcCheckedFiles(files, {part.checksum for part in parts if part.checksum}).finish()
     if doubt:
         return Unsupported(
-            f"{name} {doubt}, its values in {odd} differ from those in {second}, and no metadata"
-            " says how to combine them",
+            f"{name} {doubt}, its values in {odd_file} differ from those in {second_file}, and no"
+            " metadata says how to combine them",
             hint=(
                 "are the files of one save? if so, save it on a mesh of all ranks, or with"
                 " torch.distributed.checkpoint"
             ),
         )
     return Corrupt(
-        f"{odd}: values of {name} differ from those in {second}",
+        f"{odd_file}: values of {name} differ from those in {second_file}",
         hint="the files are of different saves: give those that one save wrote",
     )
 

@@ -275,7 +275,7 @@ class _StoreDestination(Destination):
             entry.name: entry.size for entry in store.names("")
         }
 
-    def _begin_record(self, own: _Record) -> _Record:
+    def _begin_record(self, new_record: _Record) -> _Record:
         """Return the record that the same merge has left, or write a new one and return that.
 
         Makes the store's directory.  A record that says "ended" is written again without that if an
@@ -289,13 +289,13 @@ class _StoreDestination(Destination):
             if names:
                 raise _occupied_error(store, min(names))
             try:
-                store.create(RECORD, [msgspec.json.encode(own)])
+                store.create(RECORD, [msgspec.json.encode(new_record)])
             except Exists:
                 # the answer to an earlier try was lost, or the same merge began elsewhere: read
                 # which
                 pass
             else:
-                return own
+                return new_record
         try:
             data = read_all(store, RECORD, _DECODER.limit)
         except NotFound:
@@ -303,7 +303,7 @@ class _StoreDestination(Destination):
                 store, RECORD
             ) from None  # it was there a moment ago: another merge has just ended
         record = _DECODER.decode(data, f"{store.url}/{RECORD}", "name another destination")
-        if (record.format, record.plan) != (own.format, own.plan):
+        if (record.format, record.plan) != (new_record.format, new_record.plan):
             raise ConfigError(
                 f"{store.url}: an unfinished merge of other sources, or with other options",
                 hint=_OCCUPIED,

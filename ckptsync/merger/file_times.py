@@ -116,13 +116,14 @@ def _check_together(
         apart = written[after] - written[before]
         if apart <= APART + sizes[after] / SLOW:
             continue
-        odd, most, when = (
+        odd_files, other_files, when = (
             (order[:n], order[n:], "before")
             if n <= len(order) - n
             else (order[n:], order[:n], "after")
         )
         raise Corrupt(
-            f"{odd[0]}: written {_duration(apart)} {when} {most[0]}, so they are not of one save",
+            f"{odd_files[0]}: written {_duration(apart)} {when} {other_files[0]}, so they are not"
+            " of one save",
             hint=(
                 f"fetch the files of one save; {_LOST} touch them all, or merge with --ignore-times"
             ),

@@ -136,9 +136,9 @@ def open_sources(
     named_models = {show_path(getattr(request, key)): holder for key, holder in models.items()}
     config += named_models.items()
     notes = list(job.notes)
-    for shown, holder in config:
+    for label, holder in config:
         if names := [name for name, found_in in job.beside if found_in is holder]:
-            notes.append(f"from {shown}: {', '.join(names)}")
+            notes.append(f"from {label}: {', '.join(names)}")
     notes += _notes_on_tags(request.sources, files, job.source)
     notes += notes_on_times({tree.root: tree.written() for tree in trees}, job.reads)
     for name in sorted(job.reads):

@@ -189,9 +189,9 @@ def plan_sums(
     planned = [t for plan in base.plans if plan.name != VALUE_HEAD for t in plan.tensors]
     config = _read_config(base, CONFIG)
     model = _Model({t.name: _as_tensor(t, t.copy) for t in planned})
-    for number, (shown, job) in enumerate(adapters):
+    for number, (label, job) in enumerate(adapters):
         prefix = _prefix(number)
-        tensors, adapter_config = _read_adapter(shown, job, prefix)
+        tensors, adapter_config = _read_adapter(label, job, prefix)
         changes = plan_changes(
             list(model.tensors.values()),
             _copy_updated(config, model.config),
@@ -219,7 +219,7 @@ def plan_sums(
     notes = [f"from the adapter: {', '.join(from_adapters)}"] if from_adapters else []
     return replace(
         base,
-        source=" + ".join((base.source, *(f"{shown} {job.source}" for shown, job in adapters))),
+        source=" + ".join((base.source, *(f"{label} {job.source}" for label, job in adapters))),
         plans=(*_cut_files(base, planned, model, options), *heads.values()),
         beside=tuple((name, holder) for name, (holder, _) in beside.items()),
         contents=contents,
@@ -233,22 +233,22 @@ def plan_sums(
     )
 
 
-def _read_adapter(shown: str, job: MergeJob, prefix: str) -> tuple[list[Tensor], dict[str, Any]]:
+def _read_adapter(label: str, job: MergeJob, prefix: str) -> tuple[list[Tensor], dict[str, Any]]:
     """Return the tensors of an adapter's job and its configuration.
 
-    ``shown``: its name in messages; ``prefix``: that of its files.  Raises Unsupported if the job
+    ``label``: its name in messages; ``prefix``: that of its files.  Raises Unsupported if the job
     is no adapter's, or has no ``adapter_config.json``.
     """
     planned = [t for plan in job.plans if plan.name == f"{STEM}.safetensors" for t in plan.tensors]
     if not planned:
         raise Unsupported(
-            f"{shown}: a model, a LoRA adapter is expected",
+            f"{label}: a model, a LoRA adapter is expected",
             hint="a whole model needs no base: `ckptsync merge SRC DST`",
         )
     config = _read_config(job, ADAPTER_CONFIG)
     if config is None:
         raise Unsupported(
-            f"{shown}: no adapter_config.json, and nothing else has the scale (lora_alpha)",
+            f"{label}: no adapter_config.json, and nothing else has the scale (lora_alpha)",
             hint="copy it there, or give its directory with --config-from (head.config_from)",
         )
     return [_as_tensor(t, add_prefix(t.copy, prefix)) for t in planned], config

@@ -70,9 +70,9 @@ class JoinedFiles:
 def add_prefix(copy: Copy, prefix: str) -> Copy:
     """Return a stored copy whose files are named with a prefix, as `JoinedFiles` names them."""
 
-    def extent(own: Extent) -> Extent:
+    def extent(unprefixed: Extent) -> Extent:
         """Return an extent whose file has the prefix."""
-        return replace(own, file=prefix + own.file)
+        return replace(unprefixed, file=prefix + unprefixed.file)
 
     def renamed(part: Part) -> Part:
         """Return a part, its checksum and its replicas with the prefix before their files."""

@@ -253,10 +253,10 @@ def _find_unnamed_path(
             hint="--source SOURCE@module=PATH says where in the training's module the model is;"
             f" @module={TOP} writes all names as they are",
         )
-    if not roots and adapter_config is not None and (odd := _find_doubtful_name(names)):
+    if not roots and adapter_config is not None and (doubtful_name := _find_doubtful_name(names)):
         raise Unsupported(
-            f"{odd}: nothing says where in the training's module the model of this adapter begins,"
-            " so peft may not load its name",
+            f"{doubtful_name}: nothing says where in the training's module the model of this"
+            " adapter begins, so peft may not load its name",
             hint="give the model that was trained with --base, or --source SOURCE@module=PATH;"
             f" @module={TOP} writes all names as they are",
         )

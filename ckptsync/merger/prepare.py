@@ -173,14 +173,14 @@ def prepare(
                 _EVERY_ADAPTER, {n: plan_one(s, part) for n, s in sources_by_directory.items()}
             )
     source = registry.choose(files, name)
-    each = f"adapter={EACH}"
+    every_adapter = f"adapter={EACH}"
     try:
-        job = plan_one(source, "" if part == each else part)
+        job = plan_one(source, "" if part == every_adapter else part)
     except SeveralAdapters as e:
-        if part != each and not every:
+        if part != every_adapter and not every:
             raise
         jobs = {("" if n == "default" else n): plan_one(source, f"adapter={n}") for n in e.names}
-        return _join_jobs(_source_name(source, path, each), jobs)
+        return _join_jobs(_source_name(source, path, every_adapter), jobs)
     except (Corrupt, Incomplete) as e:
         shards = _find_sound_shards(files, plan_one) if name is None and source.is_whole else None
         if shards is None:
@@ -246,11 +246,11 @@ class _FilesOfModel:
     tensors: Mapping[str, Tensor]
     config: Mapping[str, Any]
 
-    def relation(self, own: Iterable[Tensor]) -> FileModel:
+    def relation(self, checkpoint: Iterable[Tensor]) -> FileModel:
         """Return where a checkpoint's tensors are in the files; raises Unsupported, Corrupt."""
         from ckptsync.merger.name_mapping import FileModel  # noqa: PLC0415 - few merges need it
 
-        return FileModel(self.tensors, self.config, {t.name: t for t in own})
+        return FileModel(self.tensors, self.config, {t.name: t for t in checkpoint})
 
 
 @dataclass(frozen=True, slots=True)
@@ -719,7 +719,7 @@ def _tied_names(
 
 
 def _fill(
-    own: Sequence[Tensor],
+    checkpoint: Sequence[Tensor],
     stored: Collection[str],
     model: _FilesOfModel,
     config: Mapping[str, Any] | None,
@@ -732,16 +732,16 @@ def _fill(
     files' nor those in memory, or if the configurations differ in structure; Incomplete if
     something is filled and ``is_silent``: then the missing tensors may have been saved, and lost.
     """
-    relation = model.relation(own)
-    in_memory = relation.in_memory(own)
-    if in_memory != tuple(own):
+    relation = model.relation(checkpoint)
+    in_memory = relation.in_memory(checkpoint)
+    if in_memory != tuple(checkpoint):
         raise Unsupported(
-            f"the checkpoint's names, such as {own[0].name}, are neither those of the given files,"
-            " nor those in memory",
+            f"the checkpoint's names, such as {checkpoint[0].name}, are neither those of the given"
+            " files, nor those in memory",
             hint="merge it with --names-of alone, then that model with --fill-from",
         )
-    tied = _tied_names({t.name for t in own}, relation.live, config) | set(stored)
-    filled = tuple(map(_prefix_fill, relation.missing(own, tied)))
+    tied = _tied_names({t.name for t in checkpoint}, relation.live, config) | set(stored)
+    filled = tuple(map(_prefix_fill, relation.missing(checkpoint, tied)))
     if filled:
         from ckptsync.merger.name_mapping import check_same_structure  # noqa: PLC0415 - as above
 
@@ -752,7 +752,7 @@ def _fill(
             " metadata does not say whether they were saved: --fill-from takes only what was not",
             hint="give the directories of all nodes; or save the model with an index or .metadata",
         )
-    return (*own, *filled)
+    return (*checkpoint, *filled)
 
 
 def _prefix_fill(tensor: Tensor) -> Tensor:
@@ -771,11 +771,12 @@ def _note_on_filled(of_checkpoint: Sequence[Tensor], filled: Sequence[Tensor]) -
     if not filled:
         return f"--fill-from: nothing taken, the checkpoint holds all {total} tensors"
     groups = Counter(".".join(t.name.split(".")[:2]) for t in filled)
-    shown = [f"{count} of {group}" for group, count in groups.most_common(_MOST_GROUPS)]
+    group_counts = [f"{count} of {group}" for group, count in groups.most_common(_MOST_GROUPS)]
     more = ", …" if len(groups) > _MOST_GROUPS else ""
     return (
         f"--fill-from: {len(filled)} of {total} tensors are the given model's, since the checkpoint"
-        f" does not hold them: {', '.join(shown)}{more}; {len(of_checkpoint)} are the checkpoint's"
+        f" does not hold them: {', '.join(group_counts)}{more}; {len(of_checkpoint)} are the"
+        " checkpoint's"
     )
 
 

@@ -258,14 +258,14 @@ def _run_all(
     board = ray.remote(num_cpus=0, max_restarts=-1, scheduling_strategy=this_node)(
         ProgressBoard
     ).remote()
-    shown: dict[str, int] = {}
+    reported_counts: dict[str, int] = {}
 
     def show(counts: Mapping[str, int]) -> None:
         """Report what a file's count exceeds that of the last report by."""
         for name, count in counts.items():
-            if count != shown.get(name, 0):
-                progress(count - shown.get(name, 0))
-                shown[name] = count
+            if count != reported_counts.get(name, 0):
+                progress(count - reported_counts.get(name, 0))
+                reported_counts[name] = count
 
     run = ray.remote(num_cpus=1, max_retries=RETRIES)(_run_remote)
     shared = ray.put(reach)  # it may be large, and so goes to each node once

@@ -216,16 +216,16 @@ class _Ties:
         A note says so, or that a single candidate has other bytes.  Raises what the files raise.
         """
         similar = [c for c in candidates if (c.shape, c.dtype) == (tensor.shape, tensor.dtype)]
-        same = [
+        identical = [
             c
             for c in similar
             if c.name == tensor.tied
             or tensor.name == c.tied
             or self._digest(tensor) == self._digest(c)
         ]
-        if len(same) == 1:
+        if len(identical) == 1:
             del self.remaining[tensor.name]
-            self.notes.append(f"{tensor.name} is tied to {same[0].name}: one copy is kept")
+            self.notes.append(f"{tensor.name} is tied to {identical[0].name}: one copy is kept")
         elif len(similar) == 1:
             self.notes.append(
                 f"{tensor.name} and {similar[0].name} are tied by the configuration, but differ:"

@@ -66,18 +66,18 @@ class Statistics:
         """L2, of the finite elements of a floating type."""
         return None if self.squares is None else math.sqrt(self.squares)
 
-    def __add__(self, more: Statistics) -> Statistics:
+    def __add__(self, statistics: Statistics) -> Statistics:
         if not self.count:
-            return more
+            return statistics
         return Statistics(
-            self.count + more.count,
-            _choose(min, self.low, more.low),
-            _choose(max, self.high, more.high),
-            _choose(add, self.squares, more.squares),
-            self.nans + more.nans,
-            self.infinities + more.infinities,
-            self.zeros + more.zeros,
-            self.banded + more.banded,
+            self.count + statistics.count,
+            _choose(min, self.low, statistics.low),
+            _choose(max, self.high, statistics.high),
+            _choose(add, self.squares, statistics.squares),
+            self.nans + statistics.nans,
+            self.infinities + statistics.infinities,
+            self.zeros + statistics.zeros,
+            self.banded + statistics.banded,
         )
 
 
