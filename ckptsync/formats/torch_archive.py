@@ -59,7 +59,7 @@ def pickled(value: Any, tensor: Callable[[StoredTensor], StoredTensor] = lambda 
 def _encode(
     value: Any, out: bytearray, tensor: Callable[[StoredTensor], StoredTensor], depth: int
 ) -> None:
-    """Append the opcodes of a value to ``out``; raise Unsupported as `pickled`."""
+    """Append the opcodes of a value at ``depth`` to ``out``; raise Unsupported as `pickled`."""
 
     def add(inner: Any) -> None:
         """Append a value inside of the value."""
@@ -254,7 +254,7 @@ def _header(entry: _Entry, align: int) -> bytes:
 
 
 def _directory(entries: Iterable[_Entry], start: int) -> bytes:
-    """Return the central directory, which begins at ``start``, and the end records."""
+    """Return the central directory, which begins at byte ``start``, and the end records."""
     out, count = bytearray(), 0
     for entry in entries:
         wide_numbers = [n for n in (entry.size, entry.size, entry.header_start) if n >= _FAR]

@@ -208,7 +208,7 @@ def _directory(files: Files, span: Extent) -> Extent:
 
 
 def _directory64(files: Files, span: Extent) -> tuple[int, int]:
-    """Return size and start of the central directory by zip64 records; raise Corrupt without."""
+    """Read zip64 records; return the central directory's size and start; raise Corrupt if none."""
     locator_start = span.size - _END.size - _LOCATOR.size
     if locator_start < _END64.size:
         raise Corrupt(f"{_at(span)}: no room for a zip64 end record")

@@ -391,7 +391,7 @@ class _Plan:
     # What is checked at the end
 
     def _check_dtypes(self) -> None:
-        """Raise Unsupported if a tensor of the base or the adapter is not of a floating type."""
+        """Raise Unsupported if a changed tensor, or one of its changes, has no castable dtype."""
         for name, changes in self._changes.items():
             tensor = self._base.tensors.get(name)
             if tensor and not is_castable(tensor.dtype):
@@ -426,7 +426,10 @@ class _Plan:
             )
 
     def _set_vocabulary(self) -> None:
-        """Record ``vocab_size``; raise Corrupt if only one of embedding and head was resized."""
+        """Record a new ``vocab_size`` and a note, if a shape has changed.
+
+        Raises Corrupt if an embedding or a head with the old size stays, or new sizes differ.
+        """
         if not self._shapes:
             return
         new_counts = {shape[0] for shape in self._shapes.values()}

@@ -194,7 +194,7 @@ class AdapterSums:
     def _write(
         self, tensor: PlannedTensor, first: int, stored: memoryview, out: memoryview
     ) -> ChangeTotals:
-        """Do what `write` says, with numpy's warnings off; raises Corrupt, too."""
+        """Do what `write` says, block by block, in this thread's buffers; raises Corrupt, too."""
         source, target = tensor.copy.dtype, tensor.dtype
         values: Array = np.frombuffer(stored, RAW[ITEMSIZE[source]])
         narrow: Array = np.frombuffer(out, RAW[ITEMSIZE[target]])
@@ -264,10 +264,7 @@ class AdapterSums:
         return ChangeTotals()  # of what is replaced the copy is another
 
     def _add_low_rank(self, change: LowRank, stretch: _Stretch) -> ChangeTotals:
-        """Add a product of factors, with DoRA's scales, in place; return totals, empty if outside.
-
-        For DoRA the base may be read again.
-        """
+        """Add a product of factors, with DoRA's scales, in place; return totals, or empty ones."""
         region = region_of(change, stretch.shape)
         low, high = region.within(stretch.first, stretch.first + len(stretch.sums))
         if low >= high:
@@ -452,7 +449,7 @@ class AdapterSums:
     def _read_values(
         self, tensor: Tensor, offsets: Shape | None = None, sizes: Shape | None = None
     ) -> Array:
-        """Return a tensor's values, or those of a box of it, as float32, flat."""
+        """Read and return a tensor's values, or those of a box of it, as float32, flat."""
         copy = tensor.copies[0]
         if offsets is None or sizes is None:
             return read_floats(self._files, copy)

@@ -61,7 +61,10 @@ class Tie:
 
     @classmethod
     def of(cls, base: Base, config: Mapping[str, Any]) -> Tie | None:
-        """Return the tie of a base; None if its embedding and head are two tensors, or unknown."""
+        """Return the tie of a base; None if it is untied, or has several heads or no embedding.
+
+        An empty ``config`` ties a base that has no head, and no other.
+        """
         heads = [t for t in base.tensors.values() if ends_in(t.name, HEADS)]
         if not (is_tied(config) if config else not heads) or len(heads) > 1:
             return None
@@ -141,7 +144,7 @@ class Tie:
         return bool(self.head or self._head_name) or name.endswith(WITH_HEAD)
 
     def _untie(self, config: Mapping[str, Any]) -> Outcome:
-        """Return the outcome of two sides that were trained apart: a head of its own."""
+        """Return the outcome of sides that were trained apart: a head of its own, and settings."""
         name = self.head.name if self.head else self._head_name or HEADS[0]
         head_changes = self.head_side.all
         new_tensors: tuple[Tensor, ...] = ()

@@ -231,7 +231,7 @@ def _format_sizes(sizes: Sequence[int | None]) -> str:
 
 
 def _compare_layers(shapes: Mapping[str, Shape], config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a message for each doubt: layers that are missing, or have fewer tensors."""
+    """Yield a message for each doubt: of layers, experts, their counts, the head, empty weights."""
     stacks: defaultdict[str, defaultdict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     of_experts: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
     names: list[str] = []  # one for all experts of a layer: there may be 100,000

@@ -43,7 +43,7 @@ class CrcCheckedFiles(FilesWrapper):
     """
 
     def __init__(self, files: Files, checksums: Collection[Checksum]) -> None:
-        """Sum the records of ``checksums``, which are sorted by file here."""
+        """Prepare to sum the records of ``checksums``; nothing is read yet."""
         super().__init__(files)
         self._lock = threading.Lock()
         by_file: defaultdict[str, list[Checksum]] = defaultdict(list)
@@ -63,7 +63,7 @@ class CrcCheckedFiles(FilesWrapper):
         self._parts: dict[_Key, list[_Stretch]] = {}  # of records that are read in pieces, in order
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
-        """See `Files`; raise Corrupt if this read completes a record whose CRC32 is wrong."""
+        """See `Files`; raise Corrupt if this read completes a record with a wrong CRC32, once."""
         self._files.read_into(name, start, out)
         if name not in self._records:
             return

@@ -109,7 +109,10 @@ def check_copies(files: Files, tensors: Iterable[Tensor]) -> None:
 
 
 def _pairs(tensor: Tensor) -> Iterator[_Pair]:
-    """Yield the copies that must agree: with the most precise one, or as replicas of its parts."""
+    """Yield the copies that must agree: with the most precise one, unless ``unlike`` is set.
+
+    Then each copy with its n-th replicas, as far as all of its parts have such.
+    """
     stored = [copy for copy in tensor.copies if copy.parts]
     if not tensor.unlike and len(stored) > 1:
         wide = max(stored, key=lambda copy: PRECISION.get(copy.dtype, 0))
@@ -150,7 +153,7 @@ def _difference_error(
 
 
 def _ranges(pairs: Sequence[_Pair]) -> Iterator[_Range]:
-    """Yield the ranges that are compared, of each file that holds parts of the pairs."""
+    """Yield the ranges to compare, file by file: all of a small one, else `WINDOWS` spread ones."""
     parts_by_file: defaultdict[str, list[tuple[_Pair, Copy, Part]]] = defaultdict(list)
     for pair in pairs:
         for copy in (pair.wide, pair.narrow):
@@ -297,7 +300,7 @@ class ComparedFiles(FilesWrapper):
     """
 
     def __init__(self, files: Files, plans: Iterable[FilePlan]) -> None:
-        """Compare the parts of ``plans`` that have replicas."""
+        """Index the parts of ``plans`` that have replicas; nothing is read yet."""
         super().__init__(files)
         parts_by_file: defaultdict[str, list[tuple[int, int, PlannedTensor, Part]]] = defaultdict(
             list

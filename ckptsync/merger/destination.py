@@ -228,7 +228,7 @@ _DECODER = Decoder(_Record, "a record of a merge", MERGING_LIMIT)
 
 
 def fingerprint(prepared: PreparedMerge) -> str:
-    """Return a digest of everything that decides the output's bytes."""
+    """Return a digest of everything that decides the output's bytes; no tensor is read for it."""
     job = prepared.job
     facts = {
         "format": FORMAT,

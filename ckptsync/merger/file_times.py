@@ -110,7 +110,7 @@ def _check_overwritten(
 def _check_together(
     names: Iterable[str], written: Mapping[str, float], sizes: Mapping[str, int]
 ) -> None:
-    """Raise Corrupt if two files follow each other later than the ranks of a save wait."""
+    """Raise Corrupt if a file is over `APART` seconds, and the time to write it, behind another."""
     order = sorted(names, key=written.__getitem__)
     for n, (before, after) in enumerate(pairwise(order), 1):
         apart = written[after] - written[before]

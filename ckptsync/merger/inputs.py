@@ -186,7 +186,7 @@ def _open_models(request: MergeRequest, access: Access) -> dict[str, Files]:
 
 
 def _check_paths(request: MergeRequest) -> None:
-    """Raise ConfigError if the destination lies in a source, or sources are of two steps."""
+    """Raise ConfigError if the destination lies in a source, or sources' names are of two steps."""
     destination = path_or_url.without_links(request.destination)
     steps: dict[str, str] = {}
     for source in request.sources:

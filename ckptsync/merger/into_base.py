@@ -257,7 +257,10 @@ def _read_adapter(label: str, job: MergeJob, prefix: str) -> tuple[list[Tensor],
 def _cut_files(
     base: MergeJob, planned: Sequence[PlannedTensor], model: _Model, options: MergeOptions
 ) -> tuple[FilePlan, ...]:
-    """Return the output files: cut as the base's files are, or by the size that the user gave."""
+    """Return the output files: cut as the base's are, or by `MergeOptions.max_shard_size`.
+
+    By `SHARD_SIZE` if `_base_files` is empty.  New tensors go to the last file, in the usual dtype.
+    """
     dtypes = {t.name: t.dtype for t in planned}
     usual = Counter(filter(is_castable, dtypes.values())).most_common(1)
     items = []

@@ -225,7 +225,7 @@ def is_vocabulary(name: str) -> bool:
 
 
 def check_not_quantized(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
-    """Raise Unsupported for a model whose files hold quantised weights."""
+    """Raise Unsupported if names, dtypes or ``config`` show a model with quantised weights."""
     packed = [
         t.name
         for t in tensors.values()

@@ -41,7 +41,7 @@ _TRAINERS = re.compile(
 
 
 def drop_states(tensors: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
-    """Return the tensors that are the model's own, and notes on optimizer states and averages."""
+    """Return the model's own tensors, and a note each on optimizer states and averages left out."""
     names = [t.name for t in tensors]
     firsts = {name.partition(".")[0].lower() for name in names}
     if not any(name.endswith(_CERTAIN) for name in names) and not any(
@@ -66,7 +66,7 @@ def drop_states(tensors: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[st
 
 
 def _find_optimizer_states(shapes: dict[str, Shape]) -> Iterator[str]:
-    """Yield the names of an optimizer's tensors: states of weights, and all beside them."""
+    """Yield an optimizer's tensors, some twice: states of weights, and all below its own module."""
     optimizers = set[str]()
     for name in shapes:
         weight, _, kind = name.rpartition(".")

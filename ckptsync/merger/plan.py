@@ -244,7 +244,7 @@ def check_tiling(tensor: Tensor, copy: Copy) -> None:
 
 
 def _are_rows_in_order(parts: Sequence[Part], grid: Shape) -> bool:
-    """Return whether the parts are whole rows that follow each other: the usual case."""
+    """Return whether parts, once sorted, are whole rows without gaps; False for a scalar."""
     if not grid:
         return False
     no_offsets, row_shape, row = (0,) * (len(grid) - 1), grid[1:], 0

@@ -160,7 +160,7 @@ def _widen(piece: Array, dtype: str) -> Array:
 
 
 def _count_any(values: Array) -> Statistics:
-    """Return the statistics of any floating values."""
+    """Return the statistics of any floating values; extremes are None without finite ones."""
     finite = np.isfinite(values)
     finite_values = values if finite.all() else values[finite]
     nans = int(np.count_nonzero(np.isnan(values))) if len(finite_values) < len(values) else 0
@@ -218,7 +218,7 @@ def _count_plain_halves(bits: Array, dtype: str, scratch: Array) -> Statistics |
 
 
 def _every_other(pairs: Array, shift: int, dtype: str, out: Array) -> Array:
-    """Return every other value of 16 bits as float32, in ``out``; of F16 without its sign."""
+    """Return the low (``shift`` 0) or high (16) halves as float32, in ``out``; F16 without sign."""
     if dtype == "BF16":
         if shift:
             np.bitwise_and(pairs, 0xFFFF0000, out=out)
