@@ -149,8 +149,8 @@ def _linear_sums(
 ) -> dict[str, list[NamedChange]]:
     """Return module → what is added to linear layers and embeddings.
 
-    ``kinds``: the base's model types, which decide for square layers that may be Conv1D.
-    Raises Corrupt if factors do not fit their matrix.
+    ``kinds``: the base's model types, which decide for square layers that may be Conv1D, unless
+    their siblings do.  Raises Corrupt if factors do not fit their matrix, or as `Scales.scale`.
     """
     orientations = {
         module: _find_orientations(pair, matrix) for module, (pair, matrix) in linear.items()
@@ -313,7 +313,7 @@ def _expert_sums(
 ) -> list[NamedChange]:
     """Return what is added to each expert; ``is_transposed`` decides for square matrices.
 
-    Raises as `_low_ranks`.
+    Raises as `_low_ranks` and `Scales.scale`.
     """
     scale = scales.scale(name, pair.a.shape[0] // (matrix.experts or 1))
     fits = _find_orientations(pair, matrix)

@@ -154,8 +154,8 @@ class BaseModel:
     def compare(self, tensors: Sequence[Tensor], tied: Collection[str] = ()) -> tuple[str, ...]:
         """Return notes on what the base model does not have.
 
-        Raises Corrupt if a shape differs, Incomplete if a name is missing.  ``tied``: names that
-        need not be among ``tensors``, since another tensor has their values.
+        Raises Corrupt if a shape differs, unless a vocabulary was resized or weights are packed;
+        Incomplete if a name is missing that is neither in ``tied`` nor a computed buffer.
         """
         merged = {t.name: t for t in tensors}
         base = self.beside(merged)
@@ -202,7 +202,8 @@ class BaseModel:
     def compare_adapter(self, tensors: Sequence[Tensor]) -> tuple[str, ...]:
         """Return notes on an adapter's tensors that the base model does not have.
 
-        Raises Corrupt if the base model lacks an adapted module, or has it in another shape.
+        Those are modules saved whole.  Raises Corrupt if the base model lacks an adapted module, or
+        a LoRA factor does not fit it.
         """
         targets = {t.name: _adapted_module(t.name) for t in tensors}
         weights = {f"{target}.weight" for target in targets.values()}

@@ -107,7 +107,7 @@ def _as_doubts(doubts: Iterable[str]) -> tuple[str, ...]:
 
 
 def _check_empty(tensors: Sequence[Tensor]) -> None:
-    """Raise Incomplete if a weight is empty, as ZeRO-3 leaves it."""
+    """Raise Incomplete if a tensor of `_WEIGHTS` has the shape (0,), as ZeRO-3 leaves it."""
     # others may rightly be empty: observers of torch's quantisation begin as such
     if empty := [t.name for t in tensors if t.shape == (0,) and t.name.endswith(_WEIGHTS)]:
         raise Incomplete(
@@ -337,7 +337,7 @@ def _compare_counts(
 
 
 def _check_head(shapes: Mapping[str, Shape], config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a message if an untied causal model has embeddings and no other ``vocab_size`` rows."""
+    """Yield a message if an untied causal model has embeddings, and no head by name or rows."""
     rows = config.get("vocab_size")
     if not _is_causal(config) or not _is_untied(config):
         return

@@ -372,7 +372,7 @@ class _StoreDestination(Destination):
             self._write_record(self._record)
 
     def end(self) -> tuple[str, ...]:
-        """Delete the record; the model is whole.
+        """Delete the record, since the model is whole; return ().
 
         If the record cannot be deleted, write there that the merge has ended, and return a note.
         """

@@ -387,7 +387,7 @@ class WeightsFile:
         queued_bytes = 0
 
         def first() -> Generator[_OutputUnit, None, None]:
-            """Yield the oldest unit when it is made; free its buffer after its consumers."""
+            """Wait for the oldest unit, yield it, wait for its consumers, and free its buffer."""
             nonlocal queued_bytes
             unit, (made_unit, *consumed) = queue.popleft()
             yield made_unit.result()

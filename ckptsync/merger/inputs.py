@@ -283,9 +283,9 @@ def _check_same(holders: Sequence[Files], name: str) -> None:
 
 
 def _check_json(holder: Files, name: str) -> None:
-    """Raise Corrupt if a JSON file beside the weights is damaged.
+    """Raise Corrupt if a file whose name ends in ``.json`` is damaged.
 
-    Of large files only the end is read.
+    Of one of more than `_LARGE_JSON` bytes only the end is read.
     """
     if not name.endswith(".json"):
         return

@@ -303,7 +303,8 @@ def _choose_beside(
 ) -> dict[str, tuple[Files, MergeJob]]:
     """Return the files beside the weights, and whose they are; the configuration comes last.
 
-    The tokenizer and the chat template are the last adapter's that has them: those of the training.
+    Of an adapter all are taken but code and configurations of models.  One with a vocabulary
+    replaces all files of the tokenizer, one with a chat template all templates.  The last one wins.
     """
     beside = {name: (holder, base) for name, holder in base.beside}
     models_own = (ADAPTER_CONFIG, CONFIG, _GENERATION, VERL_LORA)
@@ -349,7 +350,7 @@ def _read_config(job: MergeJob, name: str) -> dict[str, Any] | None:
 def _copy_updated(
     config: Mapping[str, Any] | None, change: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """Return a copy of a configuration with the values of ``change``; None without one."""
+    """Return a deep copy of a configuration with the values of ``change``; None without one."""
     if config is None:
         return None
     copied: dict[str, Any] = json.loads(json.dumps(config))
@@ -358,7 +359,7 @@ def _copy_updated(
 
 
 def _update(config: dict[str, Any], change: Mapping[str, Any]) -> None:
-    """Set the values of ``change`` in a configuration, nested as there."""
+    """Set the values of ``change`` in ``config`` itself, nested as there."""
     for key, value in change.items():
         if isinstance(value, Mapping) and isinstance(config.get(key, {}), dict):
             _update(config.setdefault(key, {}), value)

@@ -172,7 +172,7 @@ def find_path(
     config: Mapping[str, Any] | None = None,
     adapter_config: Mapping[str, Any] | None = None,
 ) -> str | None:
-    """Return what stands before the model's own names: ``path`` itself if it is given.
+    """Return what stands before the model's own names: ``path`` if it is given, "" for `TOP`.
 
     None if nothing says where they begin: then they are the model's own.  Raises Unsupported if no
     name begins with ``path``, and as `find_inner_model`, whose arguments these are.
@@ -333,7 +333,7 @@ def _is_inside(path: str, outer: str) -> bool:
 
 
 def _splits(name: str) -> Iterator[tuple[str, str]]:
-    """Yield each path that a name may begin with, and what is left of the name."""
+    """Yield each path that a name may begin with, and what is left: "" first, to `_DEEPEST`."""
     yield "", name
     dot = -1
     for _ in range(_DEEPEST):

@@ -283,7 +283,7 @@ def _names_in_memory(file_places: Mapping[str, tuple[Place, ...]]) -> set[str]:
 def _shifted_places(
     file_places: Mapping[str, tuple[Place, ...]], checkpoint_names: Collection[str]
 ) -> Iterator[dict[str, tuple[Place, ...]]]:
-    """Yield the same places in a model around this one, or in the model inside it."""
+    """Yield the places with each of `MOST_HEADS` usual first components added, then taken away."""
     heads = Counter(
         name.partition(".")[0] for name in (*checkpoint_names, *_names_in_memory(file_places))
     )

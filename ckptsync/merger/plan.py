@@ -122,7 +122,10 @@ def plan(
 
 
 def group_tensors(items: Iterable[PlanItem], max_shard_size: int) -> list[list[PlanItem]]:
-    """Return the tensors of each file: a new file begins where the next tensor would not fit."""
+    """Return the tensors of each file: a new file begins where the next tensor would not fit.
+
+    A tensor of more than ``max_shard_size`` bytes as written is alone in a file.
+    """
     groups: list[list[PlanItem]] = []
     total = 0
     for tensor, copy, dtype in items:
@@ -214,7 +217,7 @@ def check_dtype(dtype: str) -> DType:
 
 
 def check_tiling(tensor: Tensor, copy: Copy) -> None:
-    """Raise Corrupt unless a copy's parts tile its grid: the tensor's shape, or its flattening."""
+    """Raise Corrupt unless a copy's parts tile the tensor, flat or not, and dtypes are known."""
     name, grid = tensor.name, copy.grid
     if grid not in (tensor.shape, (prod(tensor.shape),)):
         raise Corrupt(f"{name}: a copy of shape {grid}, {tensor.shape} expected")

@@ -766,7 +766,7 @@ def _is_filled(tensor: Tensor) -> bool:
 
 
 def _note_on_filled(of_checkpoint: Sequence[Tensor], filled: Sequence[Tensor]) -> str:
-    """Return a note on how many tensors are the given model's, by the modules that hold them."""
+    """Return a note on how many tensors are filled, 0 too, and on the modules with most of them."""
     total = len(of_checkpoint) + len(filled)
     if not filled:
         return f"--fill-from: nothing taken, the checkpoint holds all {total} tensors"

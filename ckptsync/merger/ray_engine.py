@@ -139,7 +139,7 @@ def run_task(
     done = reported = 0
 
     def progress(size: int) -> None:
-        """Add ``size`` bytes, and report them when they are many."""
+        """Add ``size`` bytes, and report all if `REPORTED` or more are not reported yet."""
         nonlocal done, reported
         done += size
         if done - reported >= REPORTED:

@@ -108,7 +108,7 @@ class Unit:
 
 
 def cut_units(plan: FilePlan) -> Iterator[Unit]:
-    """Yield the units of a file, front to back."""
+    """Yield the units of a file, front to back: the header's first, then tensors'; no ending."""
     header = memoryview(plan.header)
     for start in range(0, len(header), WINDOW):
         yield Unit(text=header[start : start + WINDOW])
@@ -299,7 +299,7 @@ def box_reads(box: Box, part: Part, item: int, at: int) -> Iterator[Read]:
 def gather(files: Files, unit: Unit, out: memoryview) -> None:
     """Fill ``out`` with the stored bytes of a unit; raise what ``files`` raise.
 
-    Small ranges that lie near each other in a file are read at once.
+    Ranges below `WORTH` bytes, at most `NEAR` bytes apart, are read at once; reads are announced.
     """
     groups: list[list[Read]] = []
     for range_ in sorted(unit.reads, key=itemgetter(0, 1)):

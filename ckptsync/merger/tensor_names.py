@@ -171,9 +171,9 @@ def drop_tied(
 ) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
     """Return the tensors to write, and notes.
 
-    Tied tensors are written once if the configuration ties them and their bytes, which are read,
-    agree; otherwise all are returned.  ``config``: what ``config.json`` says; ``base``: the base
-    model's tensors; None if unknown.  Raises what ``files`` raise, and as `choose_copy`.
+    If ``config`` ties tensors whose bytes, which are read, agree, one is returned; a head without
+    embedding is renamed as ``base`` has the two.  ``config``: what ``config.json`` says; ``base``:
+    the base model's tensors; None if unknown.  Raises what ``files`` raise, and as `choose_copy`.
     """
     if config is None:
         return tuple(tensors), tuple(
@@ -253,7 +253,7 @@ class _Ties:
         self.remaining = {t.name: t for t in renamed}
 
     def _digest(self, tensor: Tensor) -> str:
-        """Return the BLAKE3 of a tensor's bytes, read once.  Raises as `choose_copy`."""
+        """Return the BLAKE3 of a tensor's bytes; only the first call reads them, and may raise."""
         if tensor.name not in self._digests:
             from ckptsync.merger.read_units import (  # noqa: PLC0415 - the worker loads no numpy
                 stored_bytes,

@@ -238,7 +238,7 @@ def _every_other(pairs: Array, shift: int, dtype: str, out: Array) -> Array:
 
 
 def _squares(values: Array) -> float:
-    """Return the sum of squares; NaN or infinite unless all squares are finite numbers."""
+    """Return the sum of squares of float32; NaN or infinite unless all squares are finite."""
     even = len(values) - len(values) % _BLOCK
     blocks, tail = values[:even].reshape(-1, 1, _BLOCK), values[even:]
     total = float(np.dot(tail, tail))
