@@ -8,10 +8,12 @@ left out is named in a note.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from ckptsync.errors import CkptsyncError
 from ckptsync.layouts import registry
 from ckptsync.layouts.file_names import SAFETENSORS, TORCH, file_kind
 from ckptsync.layouts.registry import LAYOUTS, WeightsSource
@@ -134,7 +136,8 @@ def notes_on_files(files: Files, source: WeightsSource, reads: Iterable[str]) ->
     explained = set(reads)
     for second in registry.beside(files, source):
         if second == registry.sources(files)[0]:  # compared with this one; else it is hollow
-            explained |= registry.layout(second.layout).demands(files, second.root).keys()
+            with contextlib.suppress(CkptsyncError):  # it is damaged: its files are unexplained
+                explained |= registry.layout(second.layout).demands(files, second.root).keys()
     shards = None if source.is_whole else LAYOUTS[source.layout].files
     folders = {"", source.root.rpartition("/")[0]} | ({source.root} if source.is_whole else set())
     unexplained = []
