@@ -502,10 +502,7 @@ class _Machine:
         )
 
     def skip(self, index: int) -> None:
-        """Fill the memo with `_GONE` below ``index``; raise Corrupt if that is in use, or no room.
-
-        Python 2 counts from 1.
-        """
+        """Fill the memo with `_GONE` below ``index``; raise Corrupt if it is in use, or no room."""
         if index < len(self.memo):
             raise Corrupt(f"pickle: the memo's index {index} is given twice")
         self.spend(_REFERENCE * (index - len(self.memo)))

@@ -359,9 +359,9 @@ class _StoreDestination(Destination):
         check_unchanged((*self._prepared.trees, *self._prepared.fill))
 
     def record_file(self, name: str, written: WrittenFile) -> None:
-        """Record a file before it is committed, so that no file is there without its record.
+        """Add a file to the record, and replace that in the store, under the lock.
 
-        Replaces the record in the store, under the lock.  Raises StoreError.
+        A file without its record is written again by the next merge.  Raises StoreError.
         """
         with self._lock:
             files = {

@@ -80,9 +80,10 @@ class Destination:
         self.finished: Mapping[str, WrittenFile] = {}
 
     def record_file(self, name: str, written: WrittenFile) -> None:
-        """Record a file of weights when `write` has all its bytes, before it is committed.
+        """Record a file of weights when `write` has all its bytes.
 
-        Called by the thread that writes the file.
+        `write_weights` calls it in the thread that writes the file, before that is committed;
+        `ray_engine.collect` afterwards.
         """
 
     def check_sources(self) -> None:

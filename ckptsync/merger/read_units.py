@@ -166,10 +166,7 @@ class _Cutter:
             self._unit = Unit()
 
     def _room(self, item: int) -> int:
-        """Return how many bytes may be added: whole elements, in an empty unit at least one.
-
-        0 if the unit has `MOST_READS` reads.
-        """
+        """Return how many bytes fit: whole elements, one at least if empty; 0 at `MOST_READS`."""
         free = WINDOW - self._unit.stored
         if len(self._unit.reads) >= MOST_READS:
             return 0
