@@ -106,13 +106,13 @@ Build = Callable[[Name, tuple[Any, ...]], Any] | type[Stated]
 
 
 def made(name: Name, args: tuple[Any, ...]) -> PickledObject:
-    """Return name and arguments unchanged: the constructor for names that need no other."""
+    """Return a `PickledObject` without state: the constructor for names that need no other."""
     return PickledObject(name, args)
 
 
 def all_made(names: Mapping[str, Sequence[str]]) -> dict[Name, Build]:
     """Return a table in which `made` is the constructor of the names of each module."""
-    return {Name(module, name): made for module, each in names.items() for name in each}
+    return {Name(module, name): made for module, members in names.items() for name in members}
 
 
 def ordered(_: Name, args: tuple[Any, ...]) -> dict[Any, Any]:
@@ -127,7 +127,7 @@ class AnyClass(dict[Name, Build]):
     """A table of known names that has `Unknown` as the constructor of all others."""
 
     def get(self, name: Name, _: object = None) -> Build:
-        """Return the constructor of a name; every name has one."""
+        """Return the constructor of a name; `Unknown` if the table has none."""
         return super().get(name) or Unknown
 
 
@@ -136,8 +136,10 @@ def loads(
 ) -> tuple[Any, int]:
     """Return the value in ``data``, and the number of bytes that its pickle takes.
 
-    ``persistent`` makes values of persistent ids. Raise Unsupported for a name that is not
-    ``allowed``, Corrupt for anything that is no pickle of a checkpoint.
+    Bytes after its end are ignored. ``persistent`` makes values of persistent ids. The garbage
+    collector is paused meanwhile. Raise Unsupported for a name that is not ``allowed``, a protocol
+    above 5, or a persistent id without ``persistent``; Corrupt for damage, an opcode or key that no
+    checkpoint has, and for what exceeds `MAX_BYTES` or the memory limit.
     """
     if len(data) > MAX_BYTES:
         raise Corrupt(f"pickle: {len(data)} bytes, at most {MAX_BYTES} expected")
@@ -154,9 +156,9 @@ def loads(
 def brief(value: Any) -> str:
     """Return a value of a pickle as short text, for an error.
 
-    A number or a short text is shown as it is, anything else by its type. It never uses ``repr`` of
-    other values: nested tuples that share their parts print for ever, deep ones overflow the stack,
-    and integers may be endless.
+    None, bools, floats, integers of at most 64 bits and the first 60 characters of a text are shown
+    by ``repr``. So are the elements of a list or tuple of at most 4, none of them a list or tuple.
+    Anything else is shown by its type: ``repr`` of nested or huge values may not end.
     """
     if value is None or type(value) in (bool, float):
         return repr(value)
@@ -174,7 +176,10 @@ def brief(value: Any) -> str:
 
 
 def with_unknown(value: dict[Any, Any]) -> set[Any]:
-    """Return the keys of a dictionary whose key or value contains an `Unknown` at any depth."""
+    """Return the keys of a dictionary whose key or value is or contains an `Unknown`.
+
+    Containers and `PickledObject` are searched at any depth, cycles too; `Stated` objects are not.
+    """
     waiting: list[Any] = [value]
     visited, holders = {id(value)}, dict[int, list[int]]()  # value → those that it lies in
     unknowns: list[int] = []
@@ -202,7 +207,7 @@ def with_unknown(value: dict[Any, Any]) -> set[Any]:
             if holder not in reached:
                 reached.add(holder)
                 unknowns.append(holder)
-    return {key for key, inner in value.items() if id(inner) in reached or id(key) in reached}
+    return {key for key, item in value.items() if id(item) in reached or id(key) in reached}
 
 
 # in memo and stack, in place of a dropped value: the dictionary of a `Stated` object's attributes
@@ -245,10 +250,10 @@ class _Machine:
         self.equal_hashes: dict[int, list[Any]] = {}
 
     def run(self) -> Any:  # noqa: PLR0915
-        """Return the value, and set ``position`` behind its end.
+        """Return the value; ``position`` is then behind the STOP opcode, or where an error arose.
 
-        Raise Corrupt or Unsupported for what no checkpoint has, and Python's own errors
-        (`_DAMAGES`) for damage.
+        Call it once. Raise Corrupt or Unsupported for what no checkpoint has, Corrupt if values
+        exceed ``room`` (checked every `_PAUSE` opcodes), and `_DAMAGES` for damage.
         """
         data, size, memo, marks = self.data, len(self.data), self.memo, self.marks
         builds, kinds = self.builds, self.kinds
@@ -389,7 +394,7 @@ class _Machine:
             self.position = max(self.position, position)
 
     def result(self) -> Any:
-        """Return the value, after STOP; raise Corrupt unless it is one finished value."""
+        """Return the only value on the stack; raise Corrupt if it is not alone, or not finished."""
         self.check_room()
         if len(self.stack) != 1 or self.marks:
             raise Corrupt("pickle: does not end in one value")
@@ -398,7 +403,7 @@ class _Machine:
         return self.stack[0]
 
     def check_room(self) -> None:
-        """Raise Corrupt if the values take too much memory or are nested too deeply."""
+        """Raise Corrupt if references exceed ``room``, or more than `_DEEPEST` marks are open."""
         if len(self.marks) > _DEEPEST:
             raise Corrupt(
                 f"pickle: {len(self.marks)} values within each other, at most {_DEEPEST} expected"
@@ -411,7 +416,7 @@ class _Machine:
             )
 
     def spend(self, cost: int) -> None:
-        """Charge for what may take much memory or work. Raise Corrupt if there is no room."""
+        """Take ``cost`` bytes from ``room``; raise Corrupt if it becomes negative."""
         self.room -= cost
         if self.room < 0:
             self.check_room()
@@ -419,7 +424,7 @@ class _Machine:
     # objects of declared classes
 
     def new(self, name: Name, args: tuple[Any, ...]) -> Stated:
-        """Return a new object without attributes; raise Corrupt if there are arguments."""
+        """Return a new object and record it in ``unset``; raise Corrupt if there are arguments."""
         if args:
             raise Corrupt(f"pickle: {name} is called with arguments")
         value = self.kinds[id(name)]()
@@ -428,7 +433,10 @@ class _Machine:
         return value
 
     def finish(self, value: Stated, items: list[Any]) -> None:
-        """Give an object its attributes, names and values in turn; raise Corrupt if it has any."""
+        """Give an object its attributes, names and values in turn, and remove it from ``unset``.
+
+        Raise Corrupt if its attributes are set already, do not fit, or if there is no room.
+        """
         if self.unset.pop(id(value), None) is None:
             raise Corrupt("pickle: an object's attributes are set twice")
         self.room += _ENTRY
@@ -448,13 +456,13 @@ class _Machine:
         return self.data[start : self.position]
 
     def line(self) -> str:
-        """Return the next line of text, and move behind it."""
+        """Return the next line without newline, and move behind it; raise ValueError if none."""
         line = self.take(self.data.index(b"\n", self.position) - self.position)
         self.position += 1
         return line.decode()
 
     def count(self, width: int) -> int:
-        """Return the next number of ``width`` bytes."""
+        """Return the next unsigned, little-endian number of ``width`` bytes; raise as `take`."""
         return int.from_bytes(self.take(width), "little")
 
     # opcodes that are rare
@@ -466,19 +474,19 @@ class _Machine:
             raise Unsupported(f"pickle: protocol {number}, at most 5 is known")
 
     def push(self, value: Any, cost: int = _REFERENCE) -> None:
-        """Put a value on the stack, and charge for it."""
+        """Put a value on the stack, and charge for it without checking ``room``."""
         self.stack.append(value)
         self.room -= cost
 
     def bytestring(self, width: int) -> None:
-        """Push bytes whose length is a number of ``width`` bytes."""
+        """Push bytes whose length is a number of ``width`` bytes; raise Corrupt if data end."""
         value = self.take(self.count(width))
         self.push(value, _NUMBER + len(value))
 
     def long(self, width: int) -> None:
-        """Push a whole number of as many bytes as a number of ``width`` bytes says.
+        """Push a signed number of as many bytes as a number of ``width`` bytes says.
 
-        Raise Corrupt if it is too long.
+        Raise Corrupt if it has more than `_LONGEST_NUMBER` bytes, or if the data end.
         """
         count = self.count(width)
         if count > _LONGEST_NUMBER:
@@ -486,7 +494,7 @@ class _Machine:
         self.push(int.from_bytes(self.take(count), "little", signed=True), _NUMBER + 2 * count)
 
     def decimal(self) -> None:
-        """Push a whole number or a bool, written as text."""
+        """Push the number on the next line, or a bool for ``00`` and ``01``; raise ValueError."""
         line = self.line()
         self.push(
             {"00": False, "01": True}[line] if line in ("00", "01") else int(line),
@@ -494,14 +502,14 @@ class _Machine:
         )
 
     def skip(self, index: int) -> None:
-        """Fill the memo up to ``index``: Python 2 counts from 1. Raise Corrupt if it is in use."""
+        """Fill the memo with `_GONE` below ``index``; raise Corrupt if it is in use, or no room."""
         if index < len(self.memo):
             raise Corrupt(f"pickle: the memo's index {index} is given twice")
         self.spend(_REFERENCE * (index - len(self.memo)))
         self.memo += [_GONE] * (index - len(self.memo))
 
     def since_mark(self) -> list[Any]:
-        """Return the values above the last mark, and remove them with it."""
+        """Remove the last mark and the values above it, which are returned; raise IndexError."""
         items, self.stack = self.stack, self.marks.pop()
         return items
 
@@ -517,31 +525,37 @@ class _Machine:
         return items
 
     def extend(self, items: list[Any]) -> None:
-        """Append values to the list on top of the stack, and charge for them.
+        """Append values to the list on top of the stack, and charge for them; drop an `Unknown`'s.
 
-        Raise Corrupt if it is no list.
+        Raise Corrupt for any other target.
         """
         _into(self.stack[-1], list).extend(items)
         self.room -= _REFERENCE * len(items)
 
     def set_items(self, items: list[Any]) -> None:
-        """Put ``[key, value, …]`` into the dictionary on top of the stack; raise Corrupt."""
+        """Put ``[key, value, …]`` into the dictionary on top of the stack; drop an `Unknown`'s.
+
+        Raise Corrupt for any other target and as `check_keys`, ValueError for a key without value.
+        """
         target, keys = _into(self.stack[-1], dict), items[::2]
         self.check_keys(keys)
         target.update(zip(keys, items[1::2], strict=True))
 
     def add_items(self, items: list[Any]) -> None:
-        """Add values to the set on top of the stack; raise Corrupt."""
+        """Add values to the set on top of the stack; drop an `Unknown`'s; raise as `set_items`."""
         self.check_keys(items)
         _into(self.stack[-1], set).update(items)
 
     def frozenset(self, items: list[Any]) -> None:
-        """Push a frozenset of values."""
+        """Push a frozenset of values; raise as `check_keys`."""
         self.check_keys(items)
         self.push(frozenset(items), _DICT)
 
     def check_keys(self, keys: list[Any]) -> None:
-        """Charge for keys, and raise Corrupt before hashing one that no checkpoint has."""
+        """Charge for keys before they are hashed; raise Corrupt if there is no room.
+
+        Keys that are not all text, or all of `Stated` classes, are checked by `check_key`.
+        """
         kinds = set(map(type, keys))
         if kinds == {str}:
             self.spend(_ENTRY * len(keys) + sum(map(len, keys)))
@@ -552,9 +566,10 @@ class _Machine:
                 self.check_key(key)
 
     def check_key(self, key: Any) -> None:
-        """Charge for one key.
+        """Charge for one key, and record it in ``equal_hashes`` if a file can choose its hash.
 
-        Raise Corrupt if it is of another type, or if too many have its hash.
+        Raise Corrupt if it is neither of `_KEYS`, nor `Stated`, nor a tuple of at most
+        `_LONGEST_KEY` of these; if more than `ALIKE` keys have its hash; or if there is no room.
         """
         parts = key if type(key) is tuple else (key,)
         if len(parts) > _LONGEST_KEY or not all(
@@ -580,7 +595,10 @@ class _Machine:
     # names, calls and state
 
     def name(self, name: Name) -> None:
-        """Push a name, with its constructor; raise Unsupported if it is not allowed."""
+        """Push the first mention of an equal name, and set its constructor in ``builds``.
+
+        Raise Unsupported if the name is not allowed.
+        """
         build = self.allowed.get(name)
         if build is None:
             raise Unsupported(
@@ -598,9 +616,9 @@ class _Machine:
         self.push(first_mention, _NAME)
 
     def ordered(self, _: Name, args: tuple[Any, ...]) -> dict[Any, Any]:
-        """Return a copy of a dictionary, or one made of pairs, as Python 2 wrote it.
+        """Return a copy of a dictionary, or one made of a list of pairs; empty without arguments.
 
-        Raise Corrupt for anything else.
+        Raise Corrupt for anything else, and as `check_keys`.
         """
         if not args:
             self.room -= _DICT
@@ -614,7 +632,10 @@ class _Machine:
         return dict(pairs)
 
     def build(self) -> None:
-        """Give the object on top of the stack its state; raise Corrupt if it takes none."""
+        """Pop a state, and give it to the object below, which stays; a dictionary drops it.
+
+        Raise Corrupt if the object takes no state or has one, or if no dictionary is a state.
+        """
         state, target = self.stack.pop(), self.stack[-1]
         if isinstance(target, PickledObject) and target.state is None:
             target.state = state
@@ -666,7 +687,7 @@ def _no_persistent(_: Any) -> Any:
 
 
 def _word(text: str) -> str:
-    """Return a name escaped and cut, for an error of one line."""
+    """Return a name cut at 100 characters and escaped to ASCII, for an error of one line."""
     return text[:100].encode("unicode_escape").decode()
 
 
@@ -678,7 +699,7 @@ def _as(value: Any, kind: type[Any]) -> Any:
 
 
 def _into(target: Any, kind: type[Any]) -> Any:
-    """Return the container to fill, or a temporary one for an unknown class.
+    """Return ``target`` if its type is ``kind``; an empty ``kind`` to drop for an `Unknown`.
 
     Raise Corrupt for others.
     """

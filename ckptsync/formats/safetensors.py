@@ -27,7 +27,10 @@ MAX_HEADER = 100_000_000  # the reference implementation's own limit
 
 
 def header_size(files: Files, name: str) -> int:
-    """Return how many bytes precede the first tensor; raise Corrupt if the file has fewer."""
+    """Return how many bytes precede the first tensor, by the file's first 8 bytes.
+
+    Raise Corrupt if the file has fewer, or if its header is longer than `MAX_HEADER`.
+    """
     size = files.sizes()[name]
     if size < 8:
         raise Corrupt(f"{name}: {size} bytes are too few for a safetensors file")
@@ -38,9 +41,10 @@ def header_size(files: Files, name: str) -> int:
 
 
 def tensors(files: Files, name: str) -> tuple[Tensor, ...]:
-    """Return every tensor of one file, in the order of their bytes.
+    """Return every tensor of one file, in the order of their bytes; only the header is read.
 
-    Raise Corrupt if the header does not fit the file, Unsupported if elements share bytes.
+    Raise Corrupt if the header is damaged or does not fit the file's size, Unsupported if a dtype
+    is one of `PACKED_BITS`, whose elements share bytes.
     """
     return contents(files, name)[0]
 
@@ -48,7 +52,7 @@ def tensors(files: Files, name: str) -> tuple[Tensor, ...]:
 def contents(files: Files, name: str) -> tuple[tuple[Tensor, ...], Mapping[str, str]]:
     """Return `tensors`, and the free-form ``__metadata__``, empty if there is none.
 
-    Raises as `tensors`.
+    Both are cached: do not change them. Raises as `tensors`.
     """
     base = header_size(files, name)
     return _contents(read(files, Extent(name, 8, base - 8)), name, files.sizes()[name])

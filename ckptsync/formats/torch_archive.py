@@ -47,8 +47,9 @@ def pickled(value: Any, tensor: Callable[[StoredTensor], StoredTensor] = lambda 
     """Return the pickle of a value.
 
     ``tensor`` returns the tensor, with the key of its record, that is written in place of each
-    tensor. Raise Unsupported for a value that `torch_save.load` does not return, or that is too
-    deep or too large.
+    tensor. Raise Unsupported for a value that `torch_save.load` does not return, for an `Unknown`,
+    for an integer of `_LONGEST` bits or more, and for more than `_DEEPEST` levels or `_LARGEST`
+    bytes.
     """
     out = bytearray(b"\x80\x02")
     _encode(value, out, tensor, 0)
@@ -58,7 +59,7 @@ def pickled(value: Any, tensor: Callable[[StoredTensor], StoredTensor] = lambda 
 def _encode(
     value: Any, out: bytearray, tensor: Callable[[StoredTensor], StoredTensor], depth: int
 ) -> None:
-    """Append the opcodes of a value to ``out``; raise Unsupported as `pickled`."""
+    """Append the opcodes of a value at ``depth`` to ``out``; raise Unsupported as `pickled`."""
 
     def add(inner: Any) -> None:
         """Append a value inside of the value."""
@@ -116,7 +117,7 @@ def _encode(
 
 
 def _plain(value: Any) -> bytes:
-    """Return the opcodes of a value that holds no others; raise Unsupported for other kinds."""
+    """Return the opcodes of a text, number, bool or None; raise Unsupported for other values."""
     if type(value) is str:
         text = value.encode("utf-8", "surrogatepass")
         return b"X" + len(text).to_bytes(4, "little") + text
@@ -197,7 +198,8 @@ def streamed(value: Any, size: int) -> tuple[bytes, Ending]:
 def archive(value: Any, data: Callable[[StoredTensor], bytes]) -> bytes:
     """Return a whole archive; ``data`` returns the bytes of each tensor, row by row.
 
-    Raises Unsupported as `pickled`, and what ``data`` raises.
+    All is in memory. Each mention of a tensor gets a record of its own. Raises Unsupported as
+    `pickled`, and what ``data`` raises.
     """
     records: list[bytes] = []
 
@@ -252,7 +254,7 @@ def _header(entry: _Entry, align: int) -> bytes:
 
 
 def _directory(entries: Iterable[_Entry], start: int) -> bytes:
-    """Return the central directory, which begins at ``start``, and the end records."""
+    """Return the central directory, which begins at byte ``start``, and the end records."""
     out, count = bytearray(), 0
     for entry in entries:
         wide_numbers = [n for n in (entry.size, entry.size, entry.header_start) if n >= _FAR]

@@ -87,12 +87,12 @@ class StoredTensor:
 
 @lru_cache(maxsize=1024)
 def span(shape: Shape, strides: Shape) -> int:
-    """Return how many elements of the storage lie between the first and the last of a view."""
+    """Return how many elements of its storage a view spans, both ends included; 0 if empty."""
     return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if prod(shape) else 0
 
 
 def shape_of(values: Any) -> Shape:
-    """Return ``values`` if they can be a shape, strides or offsets; raise Corrupt if not."""
+    """Return ``values``, a tuple of at most `MOST_AXES` ints of 0 or more; raise Corrupt if not."""
     if type(values) is tuple and len(values) <= MOST_AXES:
         for n in values:
             if type(n) is not int or n < 0:
@@ -103,9 +103,10 @@ def shape_of(values: Any) -> Shape:
 
 
 def _stored(dtype: str, storage: Any, offset: Any, shape: Any, strides: Any) -> StoredTensor:
-    """Return the tensor with these fields, of which none is checked yet.
+    """Return the tensor with these fields, all checked here; an empty tensor's offset becomes 0.
 
-    Raise Corrupt if it reaches out of its storage, Unsupported if safetensors has no such dtype.
+    Raise Corrupt if a field is of a wrong type or the tensor reaches out of its storage,
+    Unsupported if safetensors has no such dtype.
     """
     shape_of((offset,)), shape_of(shape), shape_of(strides)
     if type(storage) is not Storage or len(shape) != len(strides):
@@ -134,7 +135,10 @@ class RefusedTensor:
     args: tuple[Any, ...]
 
     def error(self) -> Unsupported:
-        """Return why it is refused, and what to do. Raise Corrupt if its arguments changed."""
+        """Return why it is refused, with a hint: it runs the rebuild function again.
+
+        Raise Corrupt if that succeeds, since the arguments changed, or fails with Corrupt.
+        """
         try:
             _REBUILDERS[self.name](self.name, self.args)
         except Unsupported as e:
@@ -159,7 +163,7 @@ class Wrapped:
 def plain_tensor(value: Any) -> StoredTensor | None:
     """Return ``value`` if it is a plain tensor, None if it is no tensor.
 
-    Raise Unsupported for a tensor of any other kind.
+    Raise Unsupported for a `RefusedTensor` or `Wrapped`; Corrupt as `RefusedTensor.error`.
     """
     if isinstance(value, (RefusedTensor, Wrapped)):
         raise value.error()
@@ -217,14 +221,14 @@ def _of_class(kind: Name) -> Unsupported:
 
 
 def _rebuild_v2(_: Name, args: tuple[Any, ...]) -> StoredTensor:
-    """Return the tensor; its ``requires_grad`` and hooks do not change its values.
+    """Return the tensor; its ``requires_grad`` and hooks are ignored.
 
-    Raise Corrupt for wrong arguments, Unsupported if values are not as stored.
+    Raise Corrupt for wrong arguments and as `_stored`, Unsupported as that and `_check_bits`.
     """
-    storage, offset, shape, strides, *more = args
-    if not 2 <= len(more) <= 3 or type(more[0]) is not bool:
+    storage, offset, shape, strides, *optional_args = args
+    if not 2 <= len(optional_args) <= 3 or type(optional_args[0]) is not bool:
         raise Corrupt("pickle: a tensor that torch does not rebuild")
-    _check_bits(more[2:])
+    _check_bits(optional_args[2:])
     return _stored(
         storage.dtype if isinstance(storage, Storage) else "", storage, offset, shape, strides
     )
@@ -247,26 +251,28 @@ def _rebuild_v3(_: Name, args: tuple[Any, ...]) -> StoredTensor:
 
 
 def _check_bits(metadata: Sequence[Any]) -> None:
-    """Raise Unsupported if the values are not those in the storage, Corrupt if it is no metadata.
+    """Raise Unsupported if an entry of ``metadata`` is not False: the values are not as stored.
 
-    The ``metadata`` of `torch._utils.get_tensor_metadata` has the conjugate and the negative bit,
-    and whatever the library of a device adds.
+    The entries are those of `torch._utils.get_tensor_metadata`, the conjugate and the negative bit.
+    Raise Corrupt if metadata are not None or a dictionary of at most `_MOST_ATTRIBUTES` entries.
     """
     for bits in metadata:
         if bits is not None and (type(bits) is not dict or len(bits) > _MOST_ATTRIBUTES):
             raise Corrupt("pickle: a tensor whose metadata is no small dictionary")
-        odd = next((key for key, value in (bits or {}).items() if value is not False), None)
-        if odd is not None:
+        flag = next((key for key, value in (bits or {}).items() if value is not False), None)
+        if flag is not None:
             raise Unsupported(
-                f"a tensor with torch's {brief(odd)} bit: its values are not those that are stored",
+                f"a tensor with torch's {brief(flag)} bit: its values are not those that are"
+                " stored",
                 hint="save tensor.resolve_conj().resolve_neg()",
             )
 
 
 def _rebuild_parameter(_: Name, args: tuple[Any, ...]) -> Any:
-    """Return the parameter's data; the attributes of a plain one do not change its values.
+    """Return the parameter's data, one of `ANY_TENSOR`, without its attributes.
 
-    Raise Unsupported if its attributes show that it is quantised, Corrupt if it has no data.
+    Raise Unsupported if an attribute is an object of `_LIBRARIES`, or is a tensor while the data
+    are no float: it is quantised. Raise Corrupt if there is no tensor, or as `_attributes`.
     """
     data, _grad, _hooks, *state = args
     if not isinstance(data, ANY_TENSOR) or len(state) > 1:
@@ -289,9 +295,10 @@ def _rebuild_parameter(_: Name, args: tuple[Any, ...]) -> Any:
 
 
 def _attributes(state: Any = None) -> list[dict[Any, Any]]:
-    """Return a tensor's attributes: of its dictionary, and of its slots.
+    """Return the dictionaries among a tensor's state: of its ``__dict__``, and of its slots.
 
-    ``state``: a dictionary or None, or a pair of those. Raise Corrupt if there are too many.
+    ``state``: a dictionary or None, or a pair of those; anything else gives []. Raise Corrupt if
+    one has more than `_MOST_ATTRIBUTES` entries.
     """
     parts = state if type(state) is tuple and len(state) == 2 else (state,)
     attributes = [part for part in parts if type(part) is dict]
@@ -303,7 +310,9 @@ def _attributes(state: Any = None) -> list[dict[Any, Any]]:
 def _rebuild_from_type(_: Name, args: tuple[Any, ...]) -> Any:
     """Return a tensor of a subclass: ``_rebuild_from_type_v2(func, type, args, state)``.
 
-    Raise Unsupported for a class that is not torch's own, Corrupt for wrong arguments.
+    A wrapper class gives what `_unwrapped` returns; a class of `_PLAIN` what its function in
+    `TENSORS` returns, which may be a `RefusedTensor`. Raise Unsupported for any other class,
+    Corrupt for wrong arguments.
     """
     func, kind, inner, state = args
     if func == _WRAPPER:
@@ -318,11 +327,11 @@ def _rebuild_from_type(_: Name, args: tuple[Any, ...]) -> Any:
 
 
 def _unwrapped(kind: Any, args: Any, state: Any) -> Any:
-    """Return the plain tensor that a wrapper holds, else a `Wrapped`.
+    """Return the plain tensor that a wrapper of `_WRAPPERS` holds, if dtype and shape are its own.
 
-    ``args`` are those of ``_rebuild_wrapper_subclass``: class, dtype, shape, strides, offset,
-    layout, device and ``requires_grad``. Raise Unsupported if it is not strided, Corrupt for wrong
-    arguments.
+    Otherwise return a `Wrapped`. ``args`` are those of ``_rebuild_wrapper_subclass``: class, dtype,
+    shape, strides, offset, layout, device and ``requires_grad``. Raise Unsupported if it is not
+    strided or safetensors has no such dtype, Corrupt for wrong arguments.
     """
     if not isinstance(kind, Name) or not isinstance(args, tuple) or len(args) < 6:
         raise Corrupt("pickle: a wrapped tensor without class, dtype and shape")
@@ -343,7 +352,7 @@ def _unwrapped(kind: Any, args: Any, state: Any) -> Any:
 def _rebuild_on_device(_: Name, args: tuple[Any, ...]) -> Any:
     """Return the CPU's copy of a tensor of another device.
 
-    Raise Unsupported if torch casts it when it loads it, Corrupt if there is no copy.
+    Raise Unsupported if the copy has another dtype, Corrupt if it is no plain tensor.
     """
     data, dtype, _device, _grad = args
     if not isinstance(data, StoredTensor):
@@ -380,7 +389,7 @@ def _deferred(build: Rebuild) -> Rebuild:
 
 
 def _size(_: Name, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return a ``torch.Size`` as a tuple; raise Corrupt if no tensor has so many axes."""
+    """Return a ``torch.Size`` as a tuple; raise Corrupt if it has over 2 * `MOST_AXES` sizes."""
     # torch itself has at most 64
     if type(args[0]) not in (tuple, list) or len(args[0]) > 2 * MOST_AXES:
         raise Corrupt("pickle: a torch.Size that no tensor has")
@@ -440,7 +449,7 @@ class Names(dict[Name, Build]):
     """A table of known names that has `Unknown` as the constructor of classes of some libraries."""
 
     def get(self, name: Name, _: object = None) -> Build | None:  # type: ignore[override]
-        """Return the constructor, None for a name that is not allowed."""
+        """Return the constructor, `Unknown` for other names of `_LIBRARIES`, None if refused."""
         return super().get(name) or (Unknown if is_of_library(name) else None)
 
 
@@ -483,9 +492,9 @@ def dtype_of(name: Any) -> str:
 
 
 def any_dtype_of(name: Any) -> str:
-    """Return the same, or torch's own name of a dtype that safetensors does not have.
+    """Return safetensors' name for a ``torch.<dtype>``, or torch's own name where it has none.
 
-    Raise Corrupt if it is no dtype.
+    Raise Corrupt if it is no ``torch`` name, Unsupported if that is no dtype that is known.
     """
     is_unnamed = isinstance(name, Name) and name.module == "torch" and name.name in UNNAMED
     return name.name if is_unnamed else dtype_of(name)
@@ -498,10 +507,10 @@ class Storages:
         self.by_key: dict[str, Storage] = {}
 
     def add(self, value: Any) -> Storage:
-        """Return the storage that a persistent id names, and note it.
+        """Return the storage that a persistent id names, and record it in ``by_key``.
 
-        The id is ``("storage", type, key, location, numel)``; an untyped storage counts bytes.
-        Raise Corrupt if it is no such id, or if the key has another type or size already.
+        The id is ``("storage", type, key, location, numel)``; an unknown type counts bytes. Raise
+        Corrupt if it is no such id, or if the key is recorded with another type or size.
         """
         if (
             not isinstance(value, tuple)
@@ -528,13 +537,13 @@ class Storages:
 def parsed(data: bytes, allowed: Mapping[Name, Build] = ALLOWED) -> tuple[Any, int]:
     """Return the value of the pickle at the start of ``data``, and the bytes that it takes.
 
-    Raises as `loads`.
+    Persistent ids must be those of `Storages.add`. Raises as `loads`.
     """
     return loads(data, allowed, Storages().add)
 
 
 def is_contiguous(tensor: StoredTensor) -> bool:
-    """Return whether a tensor is row-major; strides of axes of one element do not matter."""
+    """Return whether a tensor is row-major or empty; strides of axes of length 1 do not matter."""
     return _is_row_major(tensor.shape, tensor.strides)
 
 

@@ -50,8 +50,8 @@ def load(
 ) -> tuple[Any, Container]:
     """Return the value of one ``torch.save``, and its container.
 
-    The value is cached: do not change it. Raise Corrupt if it is damaged, Unsupported for a name
-    that is not ``allowed``, or for another version or byte order.
+    A zip archive's value is cached: do not change it. Raise Corrupt if it is damaged, Unsupported
+    for a name that is not ``allowed``, a compressed record, or another version or byte order.
     """
     if is_legacy(files, span):
         return _load_legacy(files, span, allowed)
@@ -104,8 +104,9 @@ def _tensor(data: bytes) -> StoredTensor:
 def part(files: Files, container: Container, tensor: StoredTensor) -> Part:
     """Return where a tensor's elements lie, as a box of the whole tensor.
 
-    Raise Corrupt if its record has another size than its storage, Unsupported for an expanded
-    tensor that would fill a disk from a few bytes.
+    It has strides if it is not row-major, and its record's CRC32 if the container has one. Raise
+    Corrupt if its record has another size than its storage; Unsupported for a tensor of more than
+    `_MOST_EXPANDED` bytes that is over 1000 times as large as its stored bytes.
     """
     item = ITEMSIZE[tensor.dtype]
     record, checksum = _record(files, container, tensor.storage.key)
@@ -127,7 +128,7 @@ def part(files: Files, container: Container, tensor: StoredTensor) -> Part:
 
 
 def _record(files: Files, container: Container, key: str) -> tuple[Extent, Checksum | None]:
-    """Return where a storage lies, and its CRC32 if the container has one."""
+    """Return where a storage lies, and its CRC32 if there is one; raise as `torch_zip.extent`."""
     if not isinstance(container, torch_zip.Archive):
         return container[key], None
     name = f"data/{key}"
@@ -138,7 +139,8 @@ def _record(files: Files, container: Container, key: str) -> tuple[Extent, Check
 def has_end(files: Files, span: Extent, allowed: Mapping[Name, Build] = ALLOWED) -> bool:
     """Return whether the file ends as its container ends; a file that is being written does not.
 
-    A legacy file is loaded to find out; that raises Unsupported for names that are not ``allowed``.
+    Of a zip archive only the end record is read. A legacy file is loaded: False if that raises
+    Corrupt; its Unsupported is raised, for example for a name that is not ``allowed``.
     """
     if not is_legacy(files, span):
         return torch_zip.has_end(files, span)
@@ -199,9 +201,10 @@ def _load_legacy(
 
 
 def _legacy_pickles(files: Files, span: Extent, allowed: Mapping[Name, Build]) -> _LegacyPickles:
-    """Return the pickles of a legacy file; raise Corrupt if they are damaged.
+    """Return the pickles of a legacy file; raise as `_LegacyPickles`.
 
-    Their length is known only when they end, so a small part of the file is read first, then more.
+    Their length is known only when they end. So `_FIRST_LOOK` bytes are read first, then after each
+    Corrupt eight times as many, up to `MAX_BYTES`.
     """
     most = min(span.size, MAX_BYTES)
     size = min(_FIRST_LOOK, most)
@@ -249,10 +252,11 @@ class _LegacyPickles:
         return value
 
     def _storage(self, value: Any) -> Storage:
-        """Return the storage that a persistent id names, and note it.
+        """Return the storage that a persistent id names, or its view, as a storage of its own.
 
-        The sixth field of the id is None, or ``(key, offset, numel)`` of a view. Raise Corrupt if
-        it is no such id, Unsupported for a whole module.
+        It is recorded in ``storages``, and a view in ``views``. The sixth field of the id is None,
+        or ``(key, offset, numel)`` of a view. Raise Corrupt if it is no such id, Unsupported for a
+        whole module.
         """
         if isinstance(value, tuple) and value[:1] == ("module",):
             raise Unsupported("a whole module in a pickle", hint="save its state_dict()")

@@ -61,8 +61,9 @@ class _ReadAhead:
     def read(self, files: Files, archive: Extent, start: int, size: int) -> bytes:
         """Return ``size`` bytes from ``start`` of the archive.
 
-        If they are not in ``data``, they are read, with as many bytes behind them as reads lie
-        close together, and replace ``data``. Raises what `tensors.read` raises.
+        If ``data`` does not have them, they are read and replace it.  A read that begins within
+        `_NEAR` bytes behind the last one also reads ahead: twice as far each time, up to `_AHEAD`.
+        Not for two threads.  Raises what `tensors.read` raises.
         """
         position = start - self.start
         if position < 0 or position + size > len(self.data):
@@ -99,10 +100,10 @@ def has_end(files: Files, span: Extent) -> bool:
 
 
 def open_archive(files: Files, span: Extent) -> Archive:
-    """Return the archive in ``span``.
+    """Return the archive in ``span``; its directory and one small record are read.
 
-    Raise Corrupt if it is damaged, Unsupported if something is compressed or the byte order is
-    big-endian.
+    Raise Corrupt if these are damaged, if two records have one name, or if there is not exactly one
+    ``data.pkl``; Unsupported if something is compressed or the byte order is big-endian.
     """
     directory = _directory(files, span)
     entries = _entries(read(files, directory), span)
@@ -118,9 +119,10 @@ def open_archive(files: Files, span: Extent) -> Archive:
 
 
 def extent(files: Files, archive: Archive, name: str) -> Extent:
-    """Return where the bytes of a record lie in the file.
+    """Return where the bytes of a record lie in the file, by its local header, which is read.
 
-    Raise Corrupt if the archive has no such record, or if its local header does not confirm it.
+    The read changes ``archive.ahead``, so only one thread may call it for an archive. Raise Corrupt
+    if the archive has no such record, or if its local header does not confirm it.
     """
     record = archive.records.get(name)
     if record is None:
@@ -144,7 +146,11 @@ def extent(files: Files, archive: Archive, name: str) -> Extent:
 
 
 def pickle_of(files: Files, archive: Archive) -> bytes:
-    """Return the bytes of ``data.pkl``; raise Corrupt if they do not have their CRC32."""
+    """Return the bytes of ``data.pkl``.
+
+    Raise Corrupt as `extent`, if they are more than `_MAX_PICKLE`, or if ``archive.summed`` and
+    they do not have their CRC32.
+    """
     record_extent = extent(files, archive, "data.pkl")
     if record_extent.size > _MAX_PICKLE:
         raise Corrupt(
@@ -186,7 +192,8 @@ def _at(span: Extent) -> str:
 def _directory(files: Files, span: Extent) -> Extent:
     """Return where the central directory lies, by the end record: the last 22 bytes.
 
-    Raise Corrupt if the archive does not end so.
+    Raise Corrupt if the archive does not end so, or if the directory does not fit into it or has
+    more than `_MAX_DIRECTORY` bytes.
     """
     if span.size < _END.size:
         raise Corrupt(f"{_at(span)}: {span.size} bytes are too few for an archive")
@@ -201,7 +208,7 @@ def _directory(files: Files, span: Extent) -> Extent:
 
 
 def _directory64(files: Files, span: Extent) -> tuple[int, int]:
-    """Return size and start of the central directory by zip64 records; raise Corrupt without."""
+    """Read zip64 records; return the central directory's size and start; raise Corrupt if none."""
     locator_start = span.size - _END.size - _LOCATOR.size
     if locator_start < _END64.size:
         raise Corrupt(f"{_at(span)}: no room for a zip64 end record")
@@ -272,9 +279,10 @@ def _zip64(extra: bytes, size: int, packed: int, header: int, span: Extent) -> t
 
 
 def _check_byteorder(files: Files, archive: Archive) -> bool:
-    """Return whether the CRC32s are real: that of the witness matches.
+    """Return whether the CRC32s are real: that of the witness matches.  False without a witness.
 
-    Raise Unsupported if the archive is not little-endian, Corrupt if the witness is too long.
+    Raise Unsupported if the archive is not little-endian, Corrupt if the witness has more than
+    `_MAX_SMALL` bytes.
     """
     name = witness(archive)
     if name is None:
@@ -295,7 +303,7 @@ def _check_byteorder(files: Files, archive: Archive) -> bool:
 def check_version(files: Files, archive: Archive) -> None:
     """Raise unless torch opens an archive of that version (``PyTorchStreamReader::init``, 2.13).
 
-    Unsupported for a later version, Corrupt for none.
+    Unsupported for a later version; Corrupt for no number, 0, or a record without its CRC32.
     """
     name = ".data/version" if ".data/version" in archive.records else "version"
     record_extent = extent(files, archive, name)

@@ -317,10 +317,11 @@ def _select_adapter(
     has_base = any(name or layer not in (*EMBEDDINGS, *HEADS) for layer in layers)
     saved_with = [n for n in other_names if not has_base or _is_saved_with(n, config)]
     chosen |= {n: n if n.startswith("base_model.") else PREFIX + n for n in saved_with}
-    if odd := next((n for n, saved in chosen.items() if f".{_BASE}." in saved), None):
+    if nested := next((n for n, saved in chosen.items() if f".{_BASE}." in saved), None):
         raise Unsupported(
-            f"{odd}: a PEFT model inside of another, whose names peft would not load",
-            hint=f"--source SOURCE@module={odd[: odd.rindex(f'.{_BASE}.')]} writes the inner one",
+            f"{nested}: a PEFT model inside of another, whose names peft would not load",
+            hint=f"--source SOURCE@module={nested[: nested.rindex(f'.{_BASE}.')]} writes the inner"
+            " one",
         )
     selected = _rename_selected(tensors, chosen)
     notes = []
@@ -397,7 +398,10 @@ def _leaves_base(items: Mapping[str, _AdapterTensor]) -> bool:
 
 
 def _check_untrained(names: Iterable[str], config: Mapping[str, Any]) -> None:
-    """Raise Unsupported if a module lacks an untrained tensor that peft needs to load it."""
+    """Raise Unsupported if a module lacks an untrained tensor that peft needs to load it.
+
+    Nothing is checked if ``config`` has one of `_RECOMPUTED` as False.
+    """
     if any(config.get(key) is False for key in _RECOMPUTED):
         return
     modules: defaultdict[str, set[str]] = defaultdict(set)
@@ -417,7 +421,10 @@ def _check_untrained(names: Iterable[str], config: Mapping[str, Any]) -> None:
 
 
 def _is_base(name: str, items: Mapping[str, _AdapterTensor]) -> bool:
-    """Return whether a name can only be the base model's, and not be trained beside the adapter."""
+    """Return whether a name can only be the base model's, and not be trained beside the adapter.
+
+    True for all names beside a prompt adapter, for base layers but their biases, and for originals.
+    """
     return (
         _leaves_base(items)
         or (".base_layer." in name and not name.endswith(".bias"))
@@ -428,7 +435,8 @@ def _is_base(name: str, items: Mapping[str, _AdapterTensor]) -> bool:
 def _is_saved_with(name: str, config: Mapping[str, Any]) -> bool:
     """Return whether peft saves this tensor of the base model with the adapter.
 
-    peft saves biases as configured, and embeddings that are adapted themselves.
+    It saves biases that ``bias`` names, and the base layer of embeddings if ``target_modules`` is a
+    pattern or names one of `_EMBEDDINGS`, unless tokens are trained.
     """
     bias, targets = config.get("bias", "none"), config.get("target_modules")
     if bias == "all" and name.endswith(".bias"):

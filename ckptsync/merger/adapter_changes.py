@@ -87,7 +87,7 @@ def plan_changes(
 
 
 def check_unquantised(base: Sequence[Tensor], config: Mapping[str, Any]) -> None:
-    """Raise Unsupported if the base is quantised: nothing can be added to packed weights."""
+    """Raise Unsupported if ``config`` or the names of ``base`` show that it is quantised."""
     for section in (config, *(v for v in config.values() if isinstance(v, dict))):
         quantisation = section.get("quantization_config")
         if isinstance(quantisation, dict) and quantisation:
@@ -144,9 +144,10 @@ class _Plan:
         self._add_factors()
         self._add_tokens()
         if self._unmatched:
-            lost = sorted(set(self._unmatched))
+            modules = sorted(set(self._unmatched))
             raise Corrupt(
-                f"{len(lost)} modules of the adapter are not in the base: {first_names(lost)}",
+                f"{len(modules)} modules of the adapter are not in the base:"
+                f" {first_names(modules)}",
                 hint=self._hint,
             )
         self._add_tied()
@@ -173,7 +174,8 @@ class _Plan:
     def _add_replacements(self) -> dict[str, Tensor]:
         """Record replacements of the base's tensors; return the tensors that the base lacks.
 
-        Raises Unsupported or Corrupt where a replacement does not fit.
+        Those of a tied embedding or head go to its side of the tie.  Raises Unsupported or Corrupt
+        where a replacement does not fit.
         """
         new_tensors: dict[str, Tensor] = {}
         candidates = [(n, t, True) for n, t in self._parts.base.items()]
@@ -218,28 +220,31 @@ class _Plan:
         self._check_shape(slot.tensor, tensor)
         self._changes.setdefault(slot.tensor.name, []).append(Replacement(module, tensor))
 
-    def _check_shape(self, own: Tensor, tensor: Tensor) -> None:
+    def _check_shape(self, base: Tensor, tensor: Tensor) -> None:
         """Record a resized vocabulary; raise Corrupt for any other difference of shapes."""
-        if own.shape == tensor.shape and own.name not in self._shapes:
+        if base.shape == tensor.shape and base.name not in self._shapes:
             return
-        is_resized = ends_in(own.name, _VOCABULARY) and own.shape[1:] == tensor.shape[1:]
-        if not is_resized or self._shapes.setdefault(own.name, tensor.shape) != tensor.shape:
+        is_resized = ends_in(base.name, _VOCABULARY) and base.shape[1:] == tensor.shape[1:]
+        if not is_resized or self._shapes.setdefault(base.name, tensor.shape) != tensor.shape:
             raise Corrupt(
-                f"{tensor.name}: {tensor.shape}, and {own.name} of the base has {own.shape}",
+                f"{tensor.name}: {tensor.shape}, and {base.name} of the base has {base.shape}",
                 hint=self._hint,
             )
 
-    def _add_classifier(self, new: Mapping[str, Tensor]) -> frozenset[str]:
+    def _add_classifier(self, new_tensors: Mapping[str, Tensor]) -> frozenset[str]:
         """Record a classifier that the base lacks; return the base's tensors that it replaces.
 
         Those are the output layer of a language model; none unless the class in ``config.json`` is
-        changed. If any of the ``new`` tensors is no classifier's, all are recorded as unmatched.
+        changed.  If the task has no classifier, or any of ``new_tensors`` is no classifier's, all
+        are recorded as unmatched.
         """
         task = str(self._own_config.get("task_type"))
         head_names = {*_OWN_HEADS, *rules.names(self._own_config, "modules_to_save")}
-        classifier = {n: t for n, t in new.items() if any(f".{k}." in f".{n}" for k in head_names)}
-        if task not in _CLASSIFIERS or len(classifier) < len(new):
-            self._unmatched += [name.rpartition(".")[0] for name in new]
+        classifier = {
+            n: t for n, t in new_tensors.items() if any(f".{k}." in f".{n}" for k in head_names)
+        }
+        if task not in _CLASSIFIERS or len(classifier) < len(new_tensors):
+            self._unmatched += [name.rpartition(".")[0] for name in new_tensors]
             return frozenset()
         if not classifier:
             return frozenset()
@@ -264,7 +269,7 @@ class _Plan:
     # What is added
 
     def _add_factors(self) -> None:
-        """Record products of factors, and biases.
+        """Record products of factors, and biases; modules that the base lacks as unmatched.
 
         Raises Corrupt if DoRA's magnitudes contradict the configuration; Incomplete, Corrupt or
         Unsupported where factors do not fit the base.
@@ -290,8 +295,10 @@ class _Plan:
                 (*base.tensors.values(), *(replace(shared, name=f"{m}.weight") for m in heads)),
                 self._config,
             )
-        changes, lost = plan_products(pairs, base, self._scales, self._config, self._own_config)
-        self._unmatched += lost
+        changes, missing_modules = plan_products(
+            pairs, base, self._scales, self._config, self._own_config
+        )
+        self._unmatched += missing_modules
         for module, low_ranks in changes.items():
             side = sides.get(module)
             for name, change in low_ranks:
@@ -318,7 +325,10 @@ class _Plan:
         self._changes.setdefault(bias.name, []).append(BiasDelta(module, pair.bias, scale))
 
     def _add_tokens(self) -> None:
-        """Record the rows of trained tokens; raise Corrupt where rows and configuration differ."""
+        """Record the rows of trained tokens; modules that the base lacks as unmatched.
+
+        Raises Corrupt where rows contradict the configuration or the base's shape.
+        """
         indices = self._own_config.get("trainable_token_indices")
         for module, tensor in self._parts.tokens.items():
             rows = indices
@@ -381,7 +391,7 @@ class _Plan:
     # What is checked at the end
 
     def _check_dtypes(self) -> None:
-        """Raise Unsupported if a tensor of the base or the adapter is not of a floating type."""
+        """Raise Unsupported if a changed tensor, or one of its changes, has no castable dtype."""
         for name, changes in self._changes.items():
             tensor = self._base.tensors.get(name)
             if tensor and not is_castable(tensor.dtype):
@@ -396,7 +406,10 @@ class _Plan:
                 )
 
     def _warnings(self) -> Iterable[str]:
-        """Yield a warning if layers of the base lack adapters that their siblings have."""
+        """Yield a warning if layers of the base lack adapters that their siblings have.
+
+        Nothing unless ``target_modules`` is a list, without exceptions or chosen layers.
+        """
         config, pairs = self._own_config, self._parts.pairs
         if not isinstance(config.get("target_modules"), list) or any(
             config.get(key) is not None for key in ("exclude_modules", "layers_to_transform")
@@ -404,14 +417,19 @@ class _Plan:
             return
         kinds = {_NUMBER.sub("#", module) for module in pairs if _NUMBER.search(module)}
         modules = (name.removesuffix(".weight") for name in self._base.live_names())
-        if lost := sorted(m for m in modules if m not in pairs and _NUMBER.sub("#", m) in kinds):
+        if missing_modules := sorted(
+            m for m in modules if m not in pairs and _NUMBER.sub("#", m) in kinds
+        ):
             yield (
                 "the adapter may be incomplete: other layers are adapted, and not"
-                f" {first_names(lost)}"
+                f" {first_names(missing_modules)}"
             )
 
     def _set_vocabulary(self) -> None:
-        """Record ``vocab_size``; raise Corrupt if only one of embedding and head was resized."""
+        """Record a new ``vocab_size`` and a note, if a shape has changed.
+
+        Raises Corrupt if an embedding or a head with the old size stays, or new sizes differ.
+        """
         if not self._shapes:
             return
         new_counts = {shape[0] for shape in self._shapes.values()}

@@ -150,7 +150,7 @@ def names(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
 
 @dataclass(slots=True)
 class Scales:
-    """Ranks and scales by module; grows ``warnings`` while it is asked."""
+    """Ranks and scales by module; `scale` appends to ``warnings``."""
 
     rank: int
     alpha: float
@@ -161,9 +161,10 @@ class Scales:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Scales:
-        """Return the scales of a configuration; raise Corrupt if a rank or alpha is no number.
+        """Return the scales of a configuration; rank and alpha are 8 if it does not say them.
 
-        Raises Unsupported for patterns that may take exponential time to match.
+        Raises Corrupt if one is no valid number or a pattern is invalid, Unsupported for patterns
+        that may take exponential time to match.
         """
         rank, alpha = config.get("r", 8), config.get("lora_alpha", 8)
         if type(rank) is not int or not 1 <= rank < _MOST_RANK:

@@ -37,6 +37,8 @@ _FIRST_STRAIGHT = (0, 19)  # peft from here on has (experts, out, in) as such
 
 @dataclass(frozen=True, slots=True)
 class _Factors:
+    """Both factors of a module, whose ranks agree, and DoRA's magnitudes."""
+
     a: Tensor
     b: Tensor
     magnitude: Tensor | None
@@ -89,7 +91,7 @@ def plan_products(
     linear: dict[str, tuple[_Factors, _Matrix]] = {}
     factors = {module: _factors(module, pair) for module, pair in pairs.items()}
     experts: dict[str, list[str]] = {}
-    lost: list[str] = []
+    missing_modules: list[str] = []
     for module, pair_factors in factors.items():
         inner = _WITHOUT_BASE.sub("", module)
         attention = inner if inner == module else inner.removesuffix(".out_proj")
@@ -104,7 +106,7 @@ def plan_products(
         elif base.parameters(inner):
             experts.setdefault(inner, []).append(module)
         else:
-            lost.append(module)
+            missing_modules.append(module)
     result = _linear_sums(linear, scales, set(_model_types(config)))
     is_transposed = _adds_transposed(config, adapter_config)
     targets = names(adapter_config, "target_parameters")
@@ -120,7 +122,7 @@ def plan_products(
             result[module] = _expert_sums(
                 f"{inner}.{name}", factors[module], matrix, scales, is_transposed=is_transposed
             )
-    return result, lost
+    return result, missing_modules
 
 
 def _factors(module: str, pair: Pair) -> _Factors:
@@ -147,8 +149,8 @@ def _linear_sums(
 ) -> dict[str, list[NamedChange]]:
     """Return module → what is added to linear layers and embeddings.
 
-    ``kinds``: the base's model types, which decide for square layers that may be Conv1D.
-    Raises Corrupt if factors do not fit their matrix.
+    ``kinds``: the base's model types, which decide for square layers that may be Conv1D, unless
+    their siblings do.  Raises Corrupt if factors do not fit their matrix, or as `Scales.scale`.
     """
     orientations = {
         module: _find_orientations(pair, matrix) for module, (pair, matrix) in linear.items()
@@ -237,7 +239,10 @@ def _join_pieces(name: str, slots: Sequence[Slot]) -> _Matrix:
 
 
 def _expert_matrix(name: str, slots: Sequence[Slot]) -> _Matrix | None:
-    """Return the matrices of an experts' parameter, or None if none; raise as `_join_pieces`."""
+    """Return the matrices of an experts' parameter; raise as `_join_pieces`.
+
+    None for a tensor that is not whole, or has neither 2 nor 3 axes.
+    """
     if len(slots) > 1 or slots[0].file.expert is not None:
         return _join_pieces(name, slots)
     tensor = slots[0].tensor
@@ -308,7 +313,7 @@ def _expert_sums(
 ) -> list[NamedChange]:
     """Return what is added to each expert; ``is_transposed`` decides for square matrices.
 
-    Raises as `_low_ranks`.
+    Raises as `_low_ranks` and `Scales.scale`.
     """
     scale = scales.scale(name, pair.a.shape[0] // (matrix.experts or 1))
     fits = _find_orientations(pair, matrix)

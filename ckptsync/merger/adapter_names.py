@@ -128,7 +128,7 @@ def split(tensors: Sequence[Tensor]) -> Parts:
 
 
 def _set_field(pair: Pair, match: re.Match[str], tensor: Tensor) -> None:
-    """Set the field of ``pair`` that ``match`` says ``tensor`` is."""
+    """Set the field of ``pair`` that ``match`` says ``tensor`` is, and perhaps ``is_embedding``."""
     kind = match["kind"]
     if kind == "lora_magnitude_vector":
         pair.magnitude = tensor

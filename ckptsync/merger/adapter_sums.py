@@ -120,7 +120,7 @@ class _Region:
     width: int
 
     def within(self, low: int, high: int) -> tuple[int, int]:
-        """Return the rows that have elements from ``low`` to ``high``: the first, and the end."""
+        """Return first and end (exclusive) of the rows with elements in ``low`` to ``high``."""
         first = (low - self.start) // self.width
         last = -((self.start - high) // self.width)
         return max(0, first), max(0, min(self.rows, last))
@@ -194,7 +194,7 @@ class AdapterSums:
     def _write(
         self, tensor: PlannedTensor, first: int, stored: memoryview, out: memoryview
     ) -> ChangeTotals:
-        """Do what `write` says, with numpy's warnings off; raises Corrupt, too."""
+        """Do what `write` says, block by block, in this thread's buffers; raises Corrupt, too."""
         source, target = tensor.copy.dtype, tensor.dtype
         values: Array = np.frombuffer(stored, RAW[ITEMSIZE[source]])
         narrow: Array = np.frombuffer(out, RAW[ITEMSIZE[target]])
@@ -238,7 +238,11 @@ class AdapterSums:
         return totals
 
     def _apply(self, change: Change, stretch: _Stretch) -> ChangeTotals:
-        """Apply one change to a stretch in place; return what it adds up to."""
+        """Apply one change to a stretch in place; return what it adds up to.
+
+        Nothing is done for a `Replacement`, whose copy is read instead; its totals, and those of
+        `Rows`, are empty.
+        """
         if isinstance(change, LowRank):
             return self._add_low_rank(change, stretch)
         first, sums, shape = stretch.first, stretch.sums, stretch.shape
@@ -260,7 +264,7 @@ class AdapterSums:
         return ChangeTotals()  # of what is replaced the copy is another
 
     def _add_low_rank(self, change: LowRank, stretch: _Stretch) -> ChangeTotals:
-        """Add a product of factors to a stretch in place, with DoRA's scales; return its totals."""
+        """Add a product of factors, with DoRA's scales, in place; return totals, or empty ones."""
         region = region_of(change, stretch.shape)
         low, high = region.within(stretch.first, stretch.first + len(stretch.sums))
         if low >= high:
@@ -347,18 +351,18 @@ class AdapterSums:
         return memory[: size * dtype.itemsize].view(dtype)
 
     def _row_norms(self, change: LowRank, stretch: _Stretch, rows: tuple[int, int]) -> Array:
-        """Return the norms of these rows of the unmerged base: with its change, and without.
+        """Return the norms of these rows of the unmerged base, (2, rows): with change and without.
 
-        They are read again: a stretch may have a part of a row, and other adapters may be summed.
+        The rows are read again: a stretch may have a part of one, and other adapters may be summed.
         """
         squares = [_row_squares(values) for values in self._unmerged(change, stretch, rows)]
         norms: Array = np.sqrt(np.concatenate(squares, axis=1))
         return norms
 
     def _column_norms(self, change: LowRank, stretch: _Stretch) -> Array:
-        """Return the norms of the columns of the unmerged base: with its change, and without.
+        """Return the norms of the columns of the unmerged base, (2, columns): with change, without.
 
-        They are computed once; other threads wait.
+        The first call reads the whole region; other threads wait, and later calls get the same.
         """
         with self._lock:
             cached = self._norms.setdefault((id(change.magnitude), change.offsets), _CachedValues())
@@ -374,7 +378,10 @@ class AdapterSums:
     def _unmerged(
         self, change: LowRank, stretch: _Stretch, rows: tuple[int, int]
     ) -> Iterator[Array]:
-        """Yield rows of the unmerged base, some at once: with its change, and without."""
+        """Read and yield rows of the unmerged base: (2, rows, width), with its change and without.
+
+        At most `BLOCK` elements of the base at once, or one row.
+        """
         region = region_of(change, stretch.shape)
         rows_at_once = max(1, BLOCK // region.width)
         for low in range(rows[0], rows[1], rows_at_once):
@@ -387,7 +394,10 @@ class AdapterSums:
     def _factor(
         self, factor: Factor, *, rows: bool = True, low: int = 0, high: int | None = None
     ) -> Array:
-        """Return a factor as float32: all of it, or ``low`` to ``high`` of its rows or columns."""
+        """Return a factor as float32: all of it, or ``low`` to ``high`` of its rows or columns.
+
+        ``rows``: which of the two.  Small factors and whole ones are cached: do not change them.
+        """
         tensor = factor.tensor
         own_rows, own_columns = factor.rows, factor.columns
         if high is not None and rows:
@@ -415,9 +425,10 @@ class AdapterSums:
     def _cached(
         self, key: object, tensor: Tensor, offsets: Shape | None = None, sizes: Shape | None = None
     ) -> Array:
-        """Return values of a tensor, or of a box of it, from the cache; read and cache them first.
+        """Return values of a tensor, or of a box of it, from the cache: do not change them.
 
-        The oldest values are dropped where the cache is larger than `_CACHE_SIZE`.
+        The first caller of ``key`` reads them, others wait.  The values used least recently are
+        dropped while the cache is larger than `_CACHE_SIZE`.
         """
         with self._lock:
             cached = self._factors.setdefault(key, _CachedValues())
@@ -438,7 +449,7 @@ class AdapterSums:
     def _read_values(
         self, tensor: Tensor, offsets: Shape | None = None, sizes: Shape | None = None
     ) -> Array:
-        """Return a tensor's values, or those of a box of it, as float32, flat."""
+        """Read and return a tensor's values, or those of a box of it, as float32, flat."""
         copy = tensor.copies[0]
         if offsets is None or sizes is None:
             return read_floats(self._files, copy)
@@ -492,8 +503,8 @@ def notes_on_sums(
 def _is_contained(totals: Iterable[ChangeTotals]) -> bool:
     """Return whether the base seems to contain the adapter: its projection on the change is near 1.
 
-    For an adapter that the base does not contain it is about 0; for a single tensor it may be
-    anything.
+    That is in `CONTAINED`, for at least `MOST` of the tensors whose projection is certain (`SURE`);
+    False without such tensors.  For an adapter that the base does not contain it is about 0.
     """
     projections = [
         t.product / t.plain
@@ -608,9 +619,9 @@ def _read_range(files: Files, tensor: Tensor, low: int, high: int) -> Array:
     return read_floats(files, box)[low - rows[0] * width : high - rows[0] * width]
 
 
-def _as_slice(of: range) -> slice:
+def _as_slice(indices: range) -> slice:
     """Return a range of indices as a slice."""
-    return slice(of.start, of.stop, of.step)
+    return slice(indices.start, indices.stop, indices.step)
 
 
 def _not_finite_error(name: str, tensor_sum: TensorSum, target: str = "") -> Corrupt:

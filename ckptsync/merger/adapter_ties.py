@@ -61,7 +61,10 @@ class Tie:
 
     @classmethod
     def of(cls, base: Base, config: Mapping[str, Any]) -> Tie | None:
-        """Return the tie of a base; None if its embedding and head are two tensors, or unknown."""
+        """Return the tie of a base; None if it is untied, or has several heads or no embedding.
+
+        An empty ``config`` ties a base that has no head, and no other.
+        """
         heads = [t for t in base.tensors.values() if ends_in(t.name, HEADS)]
         if not (is_tied(config) if config else not heads) or len(heads) > 1:
             return None
@@ -120,7 +123,11 @@ class Tie:
         return Outcome(dict.fromkeys(names, changes), note=note if is_sum else "")
 
     def _stays_tied(self, config: Mapping[str, Any], equal: IsEqual) -> bool:
-        """Return whether embedding and head stay one tensor after their changes."""
+        """Return whether embedding and head stay one tensor after their changes.
+
+        If both were trained: whether all their changes are the same.  Else: whether no copy of the
+        head, nor of an embedding beside a head, was trained.
+        """
         first, second = self.embedding_side, self.head_side
         if first.own and second.own:
             return len(first.own) == len(second.own) and all(
@@ -137,7 +144,7 @@ class Tie:
         return bool(self.head or self._head_name) or name.endswith(WITH_HEAD)
 
     def _untie(self, config: Mapping[str, Any]) -> Outcome:
-        """Return the outcome of two sides that were trained apart: a head of its own."""
+        """Return the outcome of sides that were trained apart: a head of its own, and settings."""
         name = self.head.name if self.head else self._head_name or HEADS[0]
         head_changes = self.head_side.all
         new_tensors: tuple[Tensor, ...] = ()

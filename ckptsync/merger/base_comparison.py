@@ -78,7 +78,7 @@ class BaseModel:
         return {t.name: t.dtype for t in tensors if len(t.shape) > 1 and _is_packed(t)}
 
     def under_names_of(self, names: Collection[str]) -> Model:
-        """Return this model's tensors under the names that another model has for them.
+        """Return this model's tensors under the names that another model has for most of them.
 
         transformers renames some when it saves and loads: GPT-2's ``wte.weight`` is
         ``transformer.wte.weight`` in a model with a head; ``language_model.model.x`` of a file is
@@ -106,28 +106,28 @@ class BaseModel:
             candidates.append({n.removeprefix(f"{head}."): t for n, t in base.items()})
         return max(candidates, key=lambda tensors: sum(n in names for n in tensors))
 
-    def beside(self, own: Model) -> Model:
-        """Return this model's tensors as ``own`` has them: by name, and experts as one tensor.
+    def beside(self, merged: Model) -> Model:
+        """Return this model's tensors as ``merged`` has them: by name, and experts as one tensor.
 
         transformers 5 keeps all experts of a layer in one tensor in memory, and its files hold one
         for each expert: they are the same if they have as many elements.
         """
-        base = self.under_names_of(own.keys())
+        base = self.under_names_of(merged.keys())
         stored: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
         for name in base:
-            if (match := _EXPERT.fullmatch(name)) and name not in own:
+            if (match := _EXPERT.fullmatch(name)) and name not in merged:
                 stored[_common_parts(match[1])].append(name)
         fused: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
-        for name in own:
+        for name in merged:
             if (match := _FUSED.fullmatch(name)) and name not in base:
                 fused[_common_parts(match[1])].append(name)
         matched = dict(base)
         for parts, names in fused.items():
             experts = stored[parts]
             dtypes = {base[n].dtype for n in experts}
-            if len(dtypes) == 1 and _elements(base, experts) == _elements(own, names):
+            if len(dtypes) == 1 and _elements(base, experts) == _elements(merged, names):
                 matched = {n: t for n, t in matched.items() if n not in set(experts)}
-                matched |= {n: replace(own[n], dtype=base[experts[0]].dtype) for n in names}
+                matched |= {n: replace(merged[n], dtype=base[experts[0]].dtype) for n in names}
         return matched
 
     def with_dtypes(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -138,24 +138,24 @@ class BaseModel:
         """
         base = self.beside({t.name: t for t in tensors})
 
-        def change(own: Tensor) -> Tensor:
+        def change(tensor: Tensor) -> Tensor:
             """Return a tensor with the dtype of the base's, if there is one that fits it."""
-            base_tensor = base.get(own.name)
+            base_tensor = base.get(tensor.name)
             if (
                 base_tensor is None
-                or not (is_castable(base_tensor.dtype) and is_castable(own.dtype))
-                or base_tensor.shape[1:] != own.shape[1:]
+                or not (is_castable(base_tensor.dtype) and is_castable(tensor.dtype))
+                or base_tensor.shape[1:] != tensor.shape[1:]
             ):
-                return own
-            return replace(own, dtype=base_tensor.dtype)
+                return tensor
+            return replace(tensor, dtype=base_tensor.dtype)
 
         return tuple(map(change, tensors))
 
     def compare(self, tensors: Sequence[Tensor], tied: Collection[str] = ()) -> tuple[str, ...]:
         """Return notes on what the base model does not have.
 
-        Raises Corrupt if a shape differs, Incomplete if a name is missing.  ``tied``: names that
-        need not be among ``tensors``, since another tensor has their values.
+        Raises Corrupt if a shape differs, unless a vocabulary was resized or weights are packed;
+        Incomplete if a name is missing that is neither in ``tied`` nor a computed buffer.
         """
         merged = {t.name: t for t in tensors}
         base = self.beside(merged)
@@ -173,13 +173,13 @@ class BaseModel:
                 first_names(misshapen),
                 hint="give the base of this model; without --base nothing is compared",
             )
-        if missing := [
+        if absent := [
             n for n in base if n not in merged and n not in tied and not _COMPUTED.fullmatch(n)
         ]:
-            same = len(merged.keys() & base.keys())
+            common = len(merged.keys() & base.keys())
             raise Incomplete(
-                f"{len(missing)} of the base model's {len(base)} tensors are missing ({same} are"
-                f" there): {first_names(missing)}",
+                f"{len(absent)} of the base model's {len(base)} tensors are missing ({common} are"
+                f" there): {first_names(absent)}",
                 hint=(
                     "was all of the model saved? if the base model only has other names for them,"
                     " give it with --config-from instead"
@@ -202,7 +202,8 @@ class BaseModel:
     def compare_adapter(self, tensors: Sequence[Tensor]) -> tuple[str, ...]:
         """Return notes on an adapter's tensors that the base model does not have.
 
-        Raises Corrupt if the base model lacks an adapted module, or has it in another shape.
+        Those are modules saved whole.  Raises Corrupt if the base model lacks an adapted module, or
+        a LoRA factor does not fit it.
         """
         targets = {t.name: _adapted_module(t.name) for t in tensors}
         weights = {f"{target}.weight" for target in targets.values()}

@@ -38,7 +38,7 @@ _LARGEST = {
 
 
 def cast(values: Array, source: str, target: str) -> tuple[Array, int]:
-    """Return bits of type ``source`` as those of type ``target``, and how many became infinite."""
+    """Return bits cast to ``target``, and how many became infinite; ``values`` for equal types."""
     if source == target:
         return values, 0
     out: Array = np.empty(len(values), RAW[ITEMSIZE[target]])
@@ -48,8 +48,8 @@ def cast(values: Array, source: str, target: str) -> tuple[Array, int]:
 def cast_to(out: Array, values: Array, source: str, target: str, scratch: Array) -> int:
     """Cast raw bits into ``out``; return how many finite values became infinite.
 
-    ``scratch`` is memory for 4 bytes a value.  Every pass over the values costs time: the usual
-    cases allocate nothing.
+    ``scratch`` is memory for 4 bytes a value, which is overwritten.  float64 is rounded to float32
+    first, as torch does.
     """
     if not len(values):
         return 0
@@ -80,7 +80,7 @@ def cast_to(out: Array, values: Array, source: str, target: str, scratch: Array)
 
 
 def round_to_bf16(single: Array, out: Array, scratch: Array, *, is_plain: bool) -> None:
-    """Round float32 values into ``out`` as bits of bf16; ``is_plain``: no NaN is among them."""
+    """Round float32 into ``out`` as bf16, through ``scratch``; ``is_plain``: there is no NaN."""
     bits = single.view("<u4")
     np.right_shift(bits, 16, out=scratch)
     np.bitwise_and(scratch, 1, out=scratch)
@@ -95,9 +95,9 @@ def round_to_bf16(single: Array, out: Array, scratch: Array, *, is_plain: bool) 
 
 
 def cast_bytes(raw: memoryview, out: memoryview, source: str, target: str, scratch: Array) -> int:
-    """Cast stored bytes into the beginning of ``out``; return how many became infinite.
+    """Cast stored bytes into the beginning of ``out``; return how many finite became infinite.
 
-    ``scratch`` has 4 bytes for each of `CAST_ELEMENTS` elements.
+    ``scratch`` has 4 bytes for each of `CAST_ELEMENTS` elements, and is overwritten.
     """
     if source == target:
         out[: len(raw)] = raw

@@ -111,7 +111,10 @@ class CheckedFiles(FilesWrapper):
         return (unchecked, low, high) if is_cheap else (unchecked, start, end)
 
     def _read_checked(self, entry: FileEntry, start: int, out: memoryview) -> None:
-        """Read bytes into ``out``, and check their blocks; raise Corrupt if a digest differs."""
+        """Read bytes into ``out``, check their blocks and mark them as checked.
+
+        Raises Corrupt if a digest differs; ``out`` may then have been filled.
+        """
         end = start + len(out)
         unchecked, low, high = self._plan_read(entry, start, end)
         buffer = out if high - low == len(out) else memoryview(bytearray(high - low))

@@ -53,9 +53,10 @@ _FACTORS = {"lora_A": "lora_B", "lora_B": "lora_A"} | {
 
 
 def check_model(tensors: Sequence[Tensor], config: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Return doubts whether this is a whole model; raise Incomplete if it certainly is not.
+    """Return doubts whether this is a whole model, at most `MOST_DOUBTS`.
 
-    ``config``: what ``config.json`` says; None without one.
+    ``config``: what ``config.json`` says; None without one.  Raises Incomplete if a weight is
+    empty, or if ``config`` implies tensors of which one is missing or too small.
     """
     _check_empty(tensors)
     config = config or {}
@@ -76,9 +77,10 @@ def check_model(tensors: Sequence[Tensor], config: Mapping[str, Any] | None) -> 
 
 
 def check_adapter(tensors: Sequence[Tensor], config: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Return doubts whether this is a whole adapter; raise Incomplete if it certainly is not.
+    """Return doubts whether this is a whole adapter, at most `MOST_DOUBTS`.
 
-    ``config``: what ``adapter_config.json`` says; None without one.
+    ``config``: what ``adapter_config.json`` says; None without one.  Raises Incomplete if a weight
+    is empty, or one of two LoRA factors is missing.
     """
     _check_empty(tensors)
     names = {t.name for t in tensors}
@@ -105,7 +107,7 @@ def _as_doubts(doubts: Iterable[str]) -> tuple[str, ...]:
 
 
 def _check_empty(tensors: Sequence[Tensor]) -> None:
-    """Raise Incomplete if a weight is empty, as ZeRO-3 leaves it."""
+    """Raise Incomplete if a tensor of `_WEIGHTS` has the shape (0,), as ZeRO-3 leaves it."""
     # others may rightly be empty: observers of torch's quantisation begin as such
     if empty := [t.name for t in tensors if t.shape == (0,) and t.name.endswith(_WEIGHTS)]:
         raise Incomplete(
@@ -229,7 +231,7 @@ def _format_sizes(sizes: Sequence[int | None]) -> str:
 
 
 def _compare_layers(shapes: Mapping[str, Shape], config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a message for each doubt: layers that are missing, or have fewer tensors."""
+    """Yield a message for each doubt: of layers, experts, their counts, the head, empty weights."""
     stacks: defaultdict[str, defaultdict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     of_experts: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
     names: list[str] = []  # one for all experts of a layer: there may be 100,000
@@ -272,10 +274,10 @@ def _find_gaps(stack: str, layers: Collection[int]) -> Iterator[str]:
     """Yield a message if layers are missing below the greatest number; else nothing."""
     total = max(layers) + 1
     absent = total - len(layers)
-    shown = ", ".join(map(str, islice((n for n in range(total) if n not in layers), FIRST)))
+    numbers = ", ".join(map(str, islice((n for n in range(total) if n not in layers), FIRST)))
     more = f" and {absent - FIRST} more" if absent > FIRST else ""
     if absent:
-        layers_are = f"layer {shown} is" if absent == 1 else f"layers {shown}{more} are"
+        layers_are = f"layer {numbers} is" if absent == 1 else f"layers {numbers}{more} are"
         yield f"{stack}: {layers_are} missing, of {total}"
 
 
@@ -289,9 +291,9 @@ def _find_thinner(
     kinds = Counter(frozenset(parts) for parts in members.values())
     usual = [kind for kind, times in kinds.most_common(_MOST_KINDS) if times > 1]
     for number, parts in sorted(members.items()):
-        more = next((kind for kind in usual if parts < kind), None)
-        if more and kinds[frozenset(parts)] == 1 and number not in apart:
-            lacking = sorted(name.removeprefix(".") for name in more - parts)
+        fuller_kind = next((kind for kind in usual if parts < kind), None)
+        if fuller_kind and kinds[frozenset(parts)] == 1 and number not in apart:
+            lacking = sorted(name.removeprefix(".") for name in fuller_kind - parts)
             yield f"{stack}.{number} has no {first_names(lacking)}, which other layers have"
 
 
@@ -314,7 +316,10 @@ def _compare_counts(
     experts: Mapping[str, Mapping[str, set[int]]],
     config: Mapping[str, Any],
 ) -> Iterator[str]:
-    """Yield a message if there are fewer layers or experts than the configuration says."""
+    """Yield a message if there are fewer layers or experts than the configuration says.
+
+    Only its first such number counts, and layers only beside a key of `_WIDTHS`.
+    """
     sections = [config[key] for key in _SECTIONS if isinstance(config.get(key), dict)] or [config]
     layer_counts = [(key, s[key]) for s in sections for key in _LAYERS if type(s.get(key)) is int]
     most = max((max(members) + 1 for members in layers.values()), default=0)
@@ -332,7 +337,7 @@ def _compare_counts(
 
 
 def _check_head(shapes: Mapping[str, Shape], config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a message if a language model has no output layer of its own, and nothing ties it."""
+    """Yield a message if an untied causal model has embeddings, and no head by name or rows."""
     rows = config.get("vocab_size")
     if not _is_causal(config) or not _is_untied(config):
         return
@@ -361,7 +366,11 @@ def _counterpart(name: str) -> str:
 
 
 def _compare_targets(names: Collection[str], config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a message for each doubt: targets without tensors, and layers with fewer."""
+    """Yield a message for each doubt: targets without tensors, and layers with fewer.
+
+    Nothing without factors; layers and targets only if ``target_modules`` is a list without
+    exceptions.
+    """
     modules = {
         name.partition(mark)[0]
         for name in names

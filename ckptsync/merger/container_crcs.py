@@ -43,7 +43,7 @@ class CrcCheckedFiles(FilesWrapper):
     """
 
     def __init__(self, files: Files, checksums: Collection[Checksum]) -> None:
-        """Sum the records of ``checksums``, which are sorted by file here."""
+        """Prepare to sum the records of ``checksums``; nothing is read yet."""
         super().__init__(files)
         self._lock = threading.Lock()
         by_file: defaultdict[str, list[Checksum]] = defaultdict(list)
@@ -63,7 +63,7 @@ class CrcCheckedFiles(FilesWrapper):
         self._parts: dict[_Key, list[_Stretch]] = {}  # of records that are read in pieces, in order
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
-        """See `Files`; raise Corrupt if this read completes a record whose CRC32 is wrong."""
+        """See `Files`; raise Corrupt if this read completes a record with a wrong CRC32, once."""
         self._files.read_into(name, start, out)
         if name not in self._records:
             return
@@ -146,11 +146,11 @@ class CrcCheckedFiles(FilesWrapper):
             if self._done[key[0]][key[1]]:
                 return
             parts = self._parts.setdefault(key, [])
-            missing = _find_unclaimed(parts, start, start + len(data))
-            parts += [(low, high, None) for low, high in missing]
+            missing_ranges = _find_unclaimed(parts, start, start + len(data))
+            parts += [(low, high, None) for low, high in missing_ranges]
             parts.sort(key=itemgetter(0))
-        if missing:  # else another thread may have completed the record already
-            sums = [(low, crc32(data[low - start : high - start])) for low, high in missing]
+        if missing_ranges:  # else another thread may have completed the record already
+            sums = [(low, crc32(data[low - start : high - start])) for low, high in missing_ranges]
             self._combine(key, sums)
 
     def _combine(self, key: _Key, sums: Iterable[tuple[int, int]]) -> None:

@@ -70,8 +70,8 @@ class _Range:
 def check_copies(files: Files, tensors: Iterable[Tensor]) -> None:
     """Raise Corrupt if stored copies of a tensor differ, with the file that agrees least.
 
-    Tied tensors are not compared again.  Raises Unsupported for replicas that differ where nothing
-    else says that they are replicas.
+    Reads each file whole if it is small, else `WINDOWS` samples of it.  Tied tensors are left out.
+    Raises Unsupported for replicas that differ where nothing else says that they are replicas.
     """
     pairs = [pair for tensor in tensors if not tensor.tied for pair in _pairs(tensor)]
     ranges = {
@@ -109,7 +109,10 @@ def check_copies(files: Files, tensors: Iterable[Tensor]) -> None:
 
 
 def _pairs(tensor: Tensor) -> Iterator[_Pair]:
-    """Yield the copies that must agree: with the most precise one, or as replicas of its parts."""
+    """Yield the copies that must agree: with the most precise one, unless ``unlike`` is set.
+
+    Then each copy with its n-th replicas, as far as all of its parts have such.
+    """
     stored = [copy for copy in tensor.copies if copy.parts]
     if not tensor.unlike and len(stored) > 1:
         wide = max(stored, key=lambda copy: PRECISION.get(copy.dtype, 0))
@@ -127,29 +130,30 @@ def _pairs(tensor: Tensor) -> Iterator[_Pair]:
 def _difference_error(
     files: Files, name: str, doubt: str, parts: Iterable[Part], names: tuple[str, str]
 ) -> CkptsyncError:
-    """Return the error of a tensor that two files differ in; raise Corrupt if a part is damaged.
+    """Return the error of a tensor that two files differ in: Unsupported with a ``doubt``.
 
+    Else Corrupt.  Reads all of ``parts``' records that have CRC32s; raises Corrupt if one differs.
     ``doubt``: why the parts may be no replicas.  ``names``: the file to suspect, and the other one.
     """
-    odd, second = names
+    odd_file, second_file = names
     CrcCheckedFiles(files, {part.checksum for part in parts if part.checksum}).finish()
     if doubt:
         return Unsupported(
-            f"{name} {doubt}, its values in {odd} differ from those in {second}, and no metadata"
-            " says how to combine them",
+            f"{name} {doubt}, its values in {odd_file} differ from those in {second_file}, and no"
+            " metadata says how to combine them",
             hint=(
                 "are the files of one save? if so, save it on a mesh of all ranks, or with"
                 " torch.distributed.checkpoint"
             ),
         )
     return Corrupt(
-        f"{odd}: values of {name} differ from those in {second}",
+        f"{odd_file}: values of {name} differ from those in {second_file}",
         hint="the files are of different saves: give those that one save wrote",
     )
 
 
 def _ranges(pairs: Sequence[_Pair]) -> Iterator[_Range]:
-    """Yield the ranges that are compared, of each file that holds parts of the pairs."""
+    """Yield the ranges to compare, file by file: all of a small one, else `WINDOWS` spread ones."""
     parts_by_file: defaultdict[str, list[tuple[_Pair, Copy, Part]]] = defaultdict(list)
     for pair in pairs:
         for copy in (pair.wide, pair.narrow):
@@ -296,7 +300,7 @@ class ComparedFiles(FilesWrapper):
     """
 
     def __init__(self, files: Files, plans: Iterable[FilePlan]) -> None:
-        """Compare the parts of ``plans`` that have replicas."""
+        """Index the parts of ``plans`` that have replicas; nothing is read yet."""
         super().__init__(files)
         parts_by_file: defaultdict[str, list[tuple[int, int, PlannedTensor, Part]]] = defaultdict(
             list

@@ -56,10 +56,10 @@ _OCCUPIED = "ckptsync never overwrites: choose another destination, or delete it
 
 
 def check_free(request: MergeRequest, access: Access) -> None:
-    """Raise ConfigError if something is at the destination.
+    """Raise ConfigError if the destination is anything but absent or an empty directory.
 
     In a store an unfinished merge may be there: whether it is the same one is known when this one
-    is planned.
+    is planned.  Raises StoreError if the store cannot be listed.
     """
     destination = request.destination
     if isinstance(destination, Remote):
@@ -85,8 +85,10 @@ def merge(
 ) -> MergeResult:
     """Write the model of a planned merge, and return what was written.
 
-    In a store, the same merge is continued if it was killed there.  After an error no directory
-    appears; a store keeps what was written, without what would open it.
+    A directory appears by a rename at the end, and not after an error.  In a store the same merge
+    is continued if it was killed there: finished files are read back, and kept if their bytes
+    match; with ``work.statistics`` all are made again.  After an error a store keeps what was
+    written, without what would open it.
 
     Args:
         prepared: The merge, with its destination.
@@ -130,8 +132,9 @@ def _new_directory(destination: Path) -> Iterator[tuple[Path, Write]]:
     """Give a temporary directory beside ``destination``, and a function that writes there.
 
     Directories above that are missing are made. The directory is renamed to ``destination`` at the
-    end; after an error it is deleted. It is held open: whoever owns the one above may put another
-    in its place. Raises StoreError for errors of the file system.
+    end, and the one above is synced; after any exception it is deleted. It is held open: whoever
+    owns the one above may put another in its place. Raises StoreError for an OSError, here or in
+    the block.
     """
     temporary = destination.parent / f"{_temporary_prefix(destination)}{secrets.token_hex(4)}"
 
@@ -225,7 +228,7 @@ _DECODER = Decoder(_Record, "a record of a merge", MERGING_LIMIT)
 
 
 def fingerprint(prepared: PreparedMerge) -> str:
-    """Return a digest of everything that decides the output's bytes."""
+    """Return a digest of everything that decides the output's bytes; no tensor is read for it."""
     job = prepared.job
     facts = {
         "format": FORMAT,
@@ -254,7 +257,10 @@ def abouts(prepared: PreparedMerge) -> dict[str, About]:
 
 
 class _StoreDestination(Destination):
-    """A store and the record in it.  Several threads may finish files."""
+    """A store and the record in it.  Several threads may finish files.
+
+    The constructor lists the store, and reads or writes the record, as `_begin_record` says.
+    """
 
     def __init__(self, store: Store, prepared: PreparedMerge) -> None:
         super().__init__(self._write)
@@ -269,10 +275,11 @@ class _StoreDestination(Destination):
             entry.name: entry.size for entry in store.names("")
         }
 
-    def _begin_record(self, own: _Record) -> _Record:
+    def _begin_record(self, new_record: _Record) -> _Record:
         """Return the record that the same merge has left, or write a new one and return that.
 
-        Makes the store's directory.  Raises ConfigError if the store holds anything else.
+        Makes the store's directory.  A record that says "ended" is written again without that if an
+        output is missing.  Raises ConfigError if the store holds anything else, StoreError.
         """
         store = self._store
         if isinstance(store, Rooted):
@@ -282,13 +289,13 @@ class _StoreDestination(Destination):
             if names:
                 raise _occupied_error(store, min(names))
             try:
-                store.create(RECORD, [msgspec.json.encode(own)])
+                store.create(RECORD, [msgspec.json.encode(new_record)])
             except Exists:
                 # the answer to an earlier try was lost, or the same merge began elsewhere: read
                 # which
                 pass
             else:
-                return own
+                return new_record
         try:
             data = read_all(store, RECORD, _DECODER.limit)
         except NotFound:
@@ -296,7 +303,7 @@ class _StoreDestination(Destination):
                 store, RECORD
             ) from None  # it was there a moment ago: another merge has just ended
         record = _DECODER.decode(data, f"{store.url}/{RECORD}", "name another destination")
-        if (record.format, record.plan) != (own.format, own.plan):
+        if (record.format, record.plan) != (new_record.format, new_record.plan):
             raise ConfigError(
                 f"{store.url}: an unfinished merge of other sources, or with other options",
                 hint=_OCCUPIED,
@@ -313,9 +320,9 @@ class _StoreDestination(Destination):
         return record
 
     def resume(self) -> list[str]:
-        """Read back what an earlier merge has finished; return notes on files to write again.
+        """Read back all that an earlier merge has finished; return notes on files that differ.
 
-        Sets `finished` to the files whose bytes are those that were recorded.
+        Sets `finished` to the files whose bytes are those that were recorded.  Raises StoreError.
         """
         notes, finished_files = [], {}
         for plan in self._prepared.job.plans:
@@ -336,7 +343,10 @@ class _StoreDestination(Destination):
         return notes
 
     def _write(self, name: str, chunks: Iterable[Chunk]) -> None:
-        """Write a file of the model, but not a small one that has its bytes already."""
+        """Write a file of the model; a killed upload of the same weights continues.
+
+        A file that is no weights is collected in memory, and not written if its bytes are there.
+        """
         if name in self._abouts:
             self._store.write(name, chunks, self._abouts[name])
             return
@@ -349,7 +359,10 @@ class _StoreDestination(Destination):
         check_unchanged((*self._prepared.trees, *self._prepared.fill))
 
     def record_file(self, name: str, written: WrittenFile) -> None:
-        """Record a file before it is committed, so that no file is there without its record."""
+        """Add a file to the record, and replace that in the store, under the lock.
+
+        A file without its record is written again by the next merge.  Raises StoreError.
+        """
         with self._lock:
             files = {
                 **self._record.files,
@@ -359,7 +372,7 @@ class _StoreDestination(Destination):
             self._write_record(self._record)
 
     def end(self) -> tuple[str, ...]:
-        """Delete the record; the model is whole.
+        """Delete the record, since the model is whole; return ().
 
         If the record cannot be deleted, write there that the merge has ended, and return a note.
         """

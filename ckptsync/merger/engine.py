@@ -80,9 +80,10 @@ class Destination:
         self.finished: Mapping[str, WrittenFile] = {}
 
     def record_file(self, name: str, written: WrittenFile) -> None:
-        """Record a file of weights when `write` has all its bytes, before it is committed.
+        """Record a file of weights when `write` has all its bytes.
 
-        Called by the thread that writes the file.
+        `write_weights` calls it in the thread that writes the file, before that is committed;
+        `ray_engine.collect` afterwards.
         """
 
     def check_sources(self) -> None:
@@ -126,13 +127,15 @@ def write_model(
         files: What it reads; several threads read if ``work.jobs`` is above 1.
         destination: Where files are written; those that it has ``finished`` are not written again.
             Several threads write, each a file of its own, if ``work.jobs`` is 4 or more.
-        progress: Called with the bytes that are done, and all bytes; never by two threads at once.
+        progress: Called with the bytes of weights that are done, and all of them, under a lock.
+            The first number falls where an engine makes bytes again.
         work: Threads and memory; one thread without it.
-        engine: Writes the files of weights; by default threads of this process.
+        engine: Writes the files of weights; by default `write_weights`, threads of this process.
 
     Raises:
-        Corrupt: A source's bytes do not have the CRC32 of their container.  This is known before
-            the last file of weights is committed.
+        Corrupt: A source's bytes do not have the CRC32 of their container, which is known before
+            the last file of weights is committed; or a sum of adapters is not finite.  What
+            ``files``, ``destination`` and the engine raise is raised, too.
 
     """
     work, finished = work or MergeResources(), destination.finished
@@ -200,10 +203,11 @@ def write_weights(
     progress: Callable[[int], None],
     work: MergeResources,
 ) -> dict[str, WrittenFile]:
-    """Write all files of weights, several at once if there are enough threads; return them by name.
+    """Write all files of weights, ``jobs // THREADS_A_FILE`` at once; return them by name.
 
-    This is the `Engine` of this process.  After an error the other files are not finished.  Raises
-    the first error of any file.
+    This is the `Engine` of this process.  Before the last file ends, what was not read of records
+    with a CRC32 is read, and the sources are checked.  Raises the first error of any file; the
+    other files are then not finished, and no thread is left.
     """
     reader, crcs = planned_reader(files, job.plans, job.checksums)
     sums = AdapterSums(reader, job.sums) if job.sums else None
@@ -213,9 +217,10 @@ def write_weights(
     remaining = len(job.plans)
 
     def chunks(plan: FilePlan, file: WeightsFile) -> Generator[memoryview, None, None]:
-        """Yield the bytes of a file, and record it; the last file checks the sources before that.
+        """Yield the bytes of a file; when the reader asks for more, record it.
 
-        Raises Abandoned after the failure of another file.
+        The last file to end first finishes the CRC32s and checks the sources.  Raises Abandoned
+        after the failure of another file, and what these checks raise.
         """
         nonlocal remaining
         with contextlib.closing(file.chunks()) as stream:
@@ -317,8 +322,9 @@ class WeightsFile:
         """Yield the header, then every tensor, then the ending.
 
         A chunk is valid until the next one is requested.  All but the last begin and end at
-        multiples of `ALIGN`, in the file and in memory.  Close this generator if it is not read to
-        its end: threads may be at work.
+        multiples of `ALIGN`, in the file and in memory.  Call it once, and close this generator if
+        it is not read to its end: threads may be at work.  Raises what the files raise, and Corrupt
+        as `AdapterSums.write`.
         """
         unaligned = b""
         with contextlib.closing(self._finished_units()) as units:
@@ -338,7 +344,11 @@ class WeightsFile:
             yield memoryview(unaligned + ending)
 
     def result(self) -> WrittenFile:
-        """Return what was written; call it after the last chunk."""
+        """Return what was written; call it after the last chunk.
+
+        Notes count values that the cast made infinite; statistics and their notes are there only if
+        they were asked for, and without ``tensor_digests`` the digests of tensors are empty.
+        """
         empty = blake3().hexdigest() if self._work.tensor_digests else ""
         tensors, notes = [], list[str]()
         counted: dict[str, Statistics] = {}
@@ -357,9 +367,10 @@ class WeightsFile:
     def _finished_units(self) -> Generator[_OutputUnit, None, None]:
         """Yield every unit in order, made, digested and counted.
 
-        With one job everything happens in the caller's thread.  With more, that many threads make
-        units, of at most ``jobs * window`` bytes together, or a single unit.  Any error is raised
-        here, as it is, and no thread is left.
+        With one job, or a file of at most `read_units.WINDOW` bytes, everything happens in the
+        caller's thread.  Else ``jobs`` threads make units, of at most ``jobs * window`` bytes
+        together or a single unit, and two more digest and count.  A unit's buffer is used again
+        after the next one is requested.  Any error is raised here, and no thread is left.
         """
         work = self._work
         if work.jobs == 1 or self._plan.size <= read_units.WINDOW:  # threads cost more
@@ -377,7 +388,7 @@ class WeightsFile:
         queued_bytes = 0
 
         def first() -> Generator[_OutputUnit, None, None]:
-            """Yield the oldest unit when it is made; free its buffer after its consumers."""
+            """Wait for the oldest unit, yield it, wait for its consumers, and free its buffer."""
             nonlocal queued_bytes
             unit, (made_unit, *consumed) = queue.popleft()
             yield made_unit.result()
@@ -414,7 +425,11 @@ class WeightsFile:
             start += size
 
     def _fill(self, unit: _OutputUnit) -> _OutputUnit:
-        """Gather a unit's bytes, sum or cast them, and count them; raise what the files raise."""
+        """Gather a unit's bytes, sum or cast them, count them if asked for, and return the unit.
+
+        Sets its ``buffer``, ``shares`` and ``changes``.  Raises what the files raise, and Corrupt
+        if a sum is not finite.
+        """
         planned = unit.planned
         unit.buffer = self._buffer(unit.lead + unit.size)
         data = unit.data
@@ -450,14 +465,14 @@ class WeightsFile:
         return unit
 
     def _digest(self, unit: _OutputUnit) -> _OutputUnit:
-        """Digest a unit, and add it to the CRC32 of the ending; called for units in order."""
+        """Add a unit to the file's digest and an ending's CRC32, and return it; called in order."""
         self._digester.update(unit.data)
         if self._plan.ending and unit.planned.stored:
             self._crc = crc32(unit.data, self._crc)
         return unit
 
     def _update_results(self, unit: _OutputUnit) -> _OutputUnit:
-        """Add what a unit holds of each tensor to the results; called for units in order."""
+        """Add a unit to the results of its tensors, and return it; called for units in order."""
         for number, totals in unit.changes:
             self._changes[number] = self._changes.get(number, ChangeTotals()) + totals
         for number, data, overflows, values in unit.shares:
@@ -473,7 +488,7 @@ class WeightsFile:
         return unit
 
     def _buffer(self, size: int) -> Array:
-        """Return aligned memory of at least ``size`` bytes, used before if there is any."""
+        """Return memory, new or used, of at least ``size`` bytes at a multiple of `ALIGN`."""
         with contextlib.suppress(IndexError):  # there is none to use again
             used = self._buffers.pop()
             if len(used) >= size:

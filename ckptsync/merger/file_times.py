@@ -110,19 +110,20 @@ def _check_overwritten(
 def _check_together(
     names: Iterable[str], written: Mapping[str, float], sizes: Mapping[str, int]
 ) -> None:
-    """Raise Corrupt if two files follow each other later than the ranks of a save wait."""
+    """Raise Corrupt if a file is over `APART` seconds, and the time to write it, behind another."""
     order = sorted(names, key=written.__getitem__)
     for n, (before, after) in enumerate(pairwise(order), 1):
         apart = written[after] - written[before]
         if apart <= APART + sizes[after] / SLOW:
             continue
-        odd, most, when = (
+        odd_files, other_files, when = (
             (order[:n], order[n:], "before")
             if n <= len(order) - n
             else (order[n:], order[:n], "after")
         )
         raise Corrupt(
-            f"{odd[0]}: written {_duration(apart)} {when} {most[0]}, so they are not of one save",
+            f"{odd_files[0]}: written {_duration(apart)} {when} {other_files[0]}, so they are not"
+            " of one save",
             hint=(
                 f"fetch the files of one save; {_LOST} touch them all, or merge with --ignore-times"
             ),

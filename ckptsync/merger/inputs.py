@@ -85,6 +85,8 @@ def open_sources(
 ) -> PreparedMerge:
     """Open the checkpoint and the models that the request names, and return the planned merge.
 
+    Files that several sources have are read whole, to compare them.
+
     Args:
         request: What the user wants merged.
         access: How stores are opened.
@@ -134,9 +136,9 @@ def open_sources(
     named_models = {show_path(getattr(request, key)): holder for key, holder in models.items()}
     config += named_models.items()
     notes = list(job.notes)
-    for shown, holder in config:
+    for label, holder in config:
         if names := [name for name, found_in in job.beside if found_in is holder]:
-            notes.append(f"from {shown}: {', '.join(names)}")
+            notes.append(f"from {label}: {', '.join(names)}")
     notes += _notes_on_tags(request.sources, files, job.source)
     notes += notes_on_times({tree.root: tree.written() for tree in trees}, job.reads)
     for name in sorted(job.reads):
@@ -184,7 +186,7 @@ def _open_models(request: MergeRequest, access: Access) -> dict[str, Files]:
 
 
 def _check_paths(request: MergeRequest) -> None:
-    """Raise ConfigError if the destination lies in a source, or sources are of two steps."""
+    """Raise ConfigError if the destination lies in a source, or sources' names are of two steps."""
     destination = path_or_url.without_links(request.destination)
     steps: dict[str, str] = {}
     for source in request.sources:
@@ -230,8 +232,8 @@ def show_path(path: PathOrUrl) -> str:
 def check_one_save(sources: Sequence[FileTree], job: MergeJob, *, use_times: bool = True) -> None:
     """Raise Incomplete or Corrupt if files beside the shards show that they are not of one save.
 
-    torch gives every save an id, so the metadata of two saves differ.  It writes metadata to
-    ``.metadata.tmp`` before that takes the older one's place.
+    Of a ``dcp`` source the metadata of all ``sources`` are read and must be equal, and none may
+    have a ``.metadata.tmp``, with which torch begins another save.  ``use_times``: `check_times`.
     """
     if job.source.partition(":")[0] == "dcp":
         folders = {name.rpartition("/")[0] for name in job.reads}
@@ -269,7 +271,7 @@ def check_unchanged(sources: Sequence[FileTree | TopFiles]) -> None:
 
 
 def _check_same(holders: Sequence[Files], name: str) -> None:
-    """Raise Corrupt if a file that several nodes have is not the same on all of them."""
+    """Read a file that several nodes have; raise Corrupt if it is not the same on all of them."""
     if (
         len(holders) > 1
         and len({stored_digest(holder, name, holder.sizes()[name]) for holder in holders}) > 1
@@ -281,9 +283,9 @@ def _check_same(holders: Sequence[Files], name: str) -> None:
 
 
 def _check_json(holder: Files, name: str) -> None:
-    """Raise Corrupt if a JSON file beside the weights is damaged.
+    """Raise Corrupt if a file whose name ends in ``.json`` is damaged.
 
-    Of large files only the end is read.
+    Of one of more than `_LARGE_JSON` bytes only the end is read.
     """
     if not name.endswith(".json"):
         return

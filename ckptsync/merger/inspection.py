@@ -53,6 +53,7 @@ class Inspection:
 
     ``preferred``: the source that a merge takes, None where several are equally good.  ``ranks``:
     those whose files are here.  ``missing``, ``missing_for_resume``: names of files.
+    ``exit_code``: that of Corrupt if anything is corrupt, else the first source's.
     """
 
     sources: tuple[InspectedSource, ...]
@@ -71,7 +72,8 @@ def inspect_checkpoint(files: Files, locations: Sequence[FileTree] = ()) -> Insp
     """Return everything that is known of a checkpoint.
 
     ``locations``: the directories that it lies in, whose files' times say whether they are of one
-    save.  Raises Unsupported or Incomplete where it has no weights.
+    save.  What is damaged is said in the result; raises Unsupported or Incomplete only where there
+    are no weights.
     """
     weights_sources = registry.sources(files)
     if not weights_sources:

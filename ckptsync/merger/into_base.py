@@ -189,9 +189,9 @@ def plan_sums(
     planned = [t for plan in base.plans if plan.name != VALUE_HEAD for t in plan.tensors]
     config = _read_config(base, CONFIG)
     model = _Model({t.name: _as_tensor(t, t.copy) for t in planned})
-    for number, (shown, job) in enumerate(adapters):
+    for number, (label, job) in enumerate(adapters):
         prefix = _prefix(number)
-        tensors, adapter_config = _read_adapter(shown, job, prefix)
+        tensors, adapter_config = _read_adapter(label, job, prefix)
         changes = plan_changes(
             list(model.tensors.values()),
             _copy_updated(config, model.config),
@@ -219,7 +219,7 @@ def plan_sums(
     notes = [f"from the adapter: {', '.join(from_adapters)}"] if from_adapters else []
     return replace(
         base,
-        source=" + ".join((base.source, *(f"{shown} {job.source}" for shown, job in adapters))),
+        source=" + ".join((base.source, *(f"{label} {job.source}" for label, job in adapters))),
         plans=(*_cut_files(base, planned, model, options), *heads.values()),
         beside=tuple((name, holder) for name, (holder, _) in beside.items()),
         contents=contents,
@@ -233,22 +233,22 @@ def plan_sums(
     )
 
 
-def _read_adapter(shown: str, job: MergeJob, prefix: str) -> tuple[list[Tensor], dict[str, Any]]:
+def _read_adapter(label: str, job: MergeJob, prefix: str) -> tuple[list[Tensor], dict[str, Any]]:
     """Return the tensors of an adapter's job and its configuration.
 
-    ``shown``: its name in messages; ``prefix``: that of its files.  Raises Unsupported if the job
+    ``label``: its name in messages; ``prefix``: that of its files.  Raises Unsupported if the job
     is no adapter's, or has no ``adapter_config.json``.
     """
     planned = [t for plan in job.plans if plan.name == f"{STEM}.safetensors" for t in plan.tensors]
     if not planned:
         raise Unsupported(
-            f"{shown}: a model, a LoRA adapter is expected",
+            f"{label}: a model, a LoRA adapter is expected",
             hint="a whole model needs no base: `ckptsync merge SRC DST`",
         )
     config = _read_config(job, ADAPTER_CONFIG)
     if config is None:
         raise Unsupported(
-            f"{shown}: no adapter_config.json, and nothing else has the scale (lora_alpha)",
+            f"{label}: no adapter_config.json, and nothing else has the scale (lora_alpha)",
             hint="copy it there, or give its directory with --config-from (head.config_from)",
         )
     return [_as_tensor(t, add_prefix(t.copy, prefix)) for t in planned], config
@@ -257,7 +257,10 @@ def _read_adapter(shown: str, job: MergeJob, prefix: str) -> tuple[list[Tensor],
 def _cut_files(
     base: MergeJob, planned: Sequence[PlannedTensor], model: _Model, options: MergeOptions
 ) -> tuple[FilePlan, ...]:
-    """Return the output files: cut as the base's files are, or by the size that the user gave."""
+    """Return the output files: cut as the base's are, or by `MergeOptions.max_shard_size`.
+
+    By `SHARD_SIZE` if `_base_files` is empty.  New tensors go to the last file, in the usual dtype.
+    """
     dtypes = {t.name: t.dtype for t in planned}
     usual = Counter(filter(is_castable, dtypes.values())).most_common(1)
     items = []
@@ -300,7 +303,8 @@ def _choose_beside(
 ) -> dict[str, tuple[Files, MergeJob]]:
     """Return the files beside the weights, and whose they are; the configuration comes last.
 
-    The tokenizer and the chat template are the last adapter's that has them: those of the training.
+    Of an adapter all are taken but code and configurations of models.  One with a vocabulary
+    replaces all files of the tokenizer, one with a chat template all templates.  The last one wins.
     """
     beside = {name: (holder, base) for name, holder in base.beside}
     models_own = (ADAPTER_CONFIG, CONFIG, _GENERATION, VERL_LORA)
@@ -346,7 +350,7 @@ def _read_config(job: MergeJob, name: str) -> dict[str, Any] | None:
 def _copy_updated(
     config: Mapping[str, Any] | None, change: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """Return a copy of a configuration with the values of ``change``; None without one."""
+    """Return a deep copy of a configuration with the values of ``change``; None without one."""
     if config is None:
         return None
     copied: dict[str, Any] = json.loads(json.dumps(config))
@@ -355,7 +359,7 @@ def _copy_updated(
 
 
 def _update(config: dict[str, Any], change: Mapping[str, Any]) -> None:
-    """Set the values of ``change`` in a configuration, nested as there."""
+    """Set the values of ``change`` in ``config`` itself, nested as there."""
     for key, value in change.items():
         if isinstance(value, Mapping) and isinstance(config.get(key, {}), dict):
             _update(config.setdefault(key, {}), value)

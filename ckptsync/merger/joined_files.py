@@ -56,7 +56,7 @@ class JoinedFiles:
             )
 
     def _prefix(self, name: str) -> str:
-        """Return the prefix of a name; raise StopIteration if no model has it."""
+        """Return the prefix of a name; "", that of ``files``, if no other prefix begins it."""
         return next(prefix for prefix in self._models if name.startswith(prefix))
 
     def _group_by_prefix(self, items: Iterable[tuple[str, _Item]]) -> dict[str, list[_Item]]:
@@ -70,9 +70,9 @@ class JoinedFiles:
 def add_prefix(copy: Copy, prefix: str) -> Copy:
     """Return a stored copy whose files are named with a prefix, as `JoinedFiles` names them."""
 
-    def extent(own: Extent) -> Extent:
+    def extent(unprefixed: Extent) -> Extent:
         """Return an extent whose file has the prefix."""
-        return replace(own, file=prefix + own.file)
+        return replace(unprefixed, file=prefix + unprefixed.file)
 
     def renamed(part: Part) -> Part:
         """Return a part, its checksum and its replicas with the prefix before their files."""

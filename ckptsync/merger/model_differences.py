@@ -316,7 +316,7 @@ def _sum_squares(values: Array) -> float:
 
 
 def count_by_group(differences: Iterable[Difference]) -> tuple[GroupDifferences, ...]:
-    """Return the differences by group of layers, in the order of `LAYER_GROUPS`."""
+    """Return the differences by group, in the order of `LAYER_GROUPS`, without empty groups."""
     counts: dict[LayerGroup, dict[State, int]] = {}
     changes: dict[LayerGroup, Distance] = {}
     for d in differences:

@@ -159,7 +159,10 @@ def config_dtype(dtypes: Iterable[str], option: DType) -> str | None:
 
 
 def set_dtype(config: bytes, dtype: str | None) -> bytes:
-    """Return ``config.json`` with ``dtype`` where it names one; as it is if it cannot be read."""
+    """Return ``config.json`` with ``dtype`` where it names one, written anew.
+
+    Byte for byte as it is if nothing changes, it is not JSON, or ``dtype`` is None.
+    """
     try:
         content = parse(config, CONFIG)
     except Corrupt:
@@ -206,7 +209,7 @@ def index_name(plans: Sequence[FilePlan]) -> str:
 
 
 def make_index(plans: Sequence[FilePlan]) -> bytes:
-    """Return ``model.safetensors.index.json`` as transformers writes it."""
+    """Return ``model.safetensors.index.json`` as transformers writes it, without a value head."""
     plans = [plan for plan in plans if plan.name != VALUE_HEAD]
     weight_map = {tensor.name: plan.name for plan in plans for tensor in plan.tensors}
     total = {

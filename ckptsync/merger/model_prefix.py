@@ -172,7 +172,7 @@ def find_path(
     config: Mapping[str, Any] | None = None,
     adapter_config: Mapping[str, Any] | None = None,
 ) -> str | None:
-    """Return what stands before the model's own names: ``path`` itself if it is given.
+    """Return what stands before the model's own names: ``path`` if it is given, "" for `TOP`.
 
     None if nothing says where they begin: then they are the model's own.  Raises Unsupported if no
     name begins with ``path``, and as `find_inner_model`, whose arguments these are.
@@ -253,10 +253,10 @@ def _find_unnamed_path(
             hint="--source SOURCE@module=PATH says where in the training's module the model is;"
             f" @module={TOP} writes all names as they are",
         )
-    if not roots and adapter_config is not None and (odd := _find_doubtful_name(names)):
+    if not roots and adapter_config is not None and (doubtful_name := _find_doubtful_name(names)):
         raise Unsupported(
-            f"{odd}: nothing says where in the training's module the model of this adapter begins,"
-            " so peft may not load its name",
+            f"{doubtful_name}: nothing says where in the training's module the model of this"
+            " adapter begins, so peft may not load its name",
             hint="give the model that was trained with --base, or --source SOURCE@module=PATH;"
             f" @module={TOP} writes all names as they are",
         )
@@ -333,7 +333,7 @@ def _is_inside(path: str, outer: str) -> bool:
 
 
 def _splits(name: str) -> Iterator[tuple[str, str]]:
-    """Yield each path that a name may begin with, and what is left of the name."""
+    """Yield each path that a name may begin with, and what is left: "" first, to `_DEEPEST`."""
     yield "", name
     dot = -1
     for _ in range(_DEEPEST):
@@ -365,6 +365,7 @@ def _find_by_head(
 ) -> set[str]:
     """Return the paths that stand before the output layer of the class that is configured.
 
+    Each has at least a quarter of all names below it; {""} if the layer's name has no path.
     A class of several models (text and images) may have one further inside, which is not meant.
     """
     is_of_several = any(isinstance(v, dict) and "model_type" in v for v in config.values())
@@ -386,8 +387,9 @@ def _find_by_head(
 
 
 def _find_by_embeddings(names: Sequence[str], config: Mapping[str, Any]) -> set[str]:
-    """Return the path before the embeddings of a class without a head, if nearly all is behind it.
+    """Return the path before the embeddings of a class ``…Model``, if 90 % of names are below it.
 
+    {""} if they have no path; empty for other classes.
     A part that classes of transformers have themselves (``vision_model``) is no such path.
     """
     classes = config.get("architectures")

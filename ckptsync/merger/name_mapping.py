@@ -75,35 +75,39 @@ class FileModel:
     """
 
     def __init__(
-        self, tensors: Mapping[str, Tensor], config: Mapping[str, Any], own: Mapping[str, Tensor]
+        self,
+        tensors: Mapping[str, Tensor],
+        config: Mapping[str, Any],
+        checkpoint: Mapping[str, Tensor],
     ) -> None:
-        """Find the relation to ``own``, a checkpoint's tensors.
+        """Find the relation to ``checkpoint``, a checkpoint's tensors.
 
         Raises Unsupported if there is none or the model is quantised, Corrupt if a shape differs.
         """
         check_not_quantized(tensors, config)
         self.tensors = tensors
-        shapes = {name: t.shape for name, t in own.items()}
+        shapes = {name: t.shape for name, t in checkpoint.items()}
         self._converted: tuple[_Region, ...] = ()
         file_places = places(tensors, config)
         candidates = [file_places]
-        if not own.keys() <= _names_in_memory(file_places):
-            candidates += _shifted_places(file_places, own)
-        fitting = [c for c in candidates if own.keys() <= _names_in_memory(c)]
-        if not fitting and own.keys() <= tensors.keys():
+        if not checkpoint.keys() <= _names_in_memory(file_places):
+            candidates += _shifted_places(file_places, checkpoint)
+        fitting = [c for c in candidates if checkpoint.keys() <= _names_in_memory(c)]
+        if not fitting and checkpoint.keys() <= tensors.keys():
             fitting = [{name: (Place(name),) for name in tensors}]
         if not fitting:
             # the checkpoint may have names of files, too, of an older model or another layout
-            of_files = places(own, config)
-            if own and _names_in_memory(of_files) <= _names_in_memory(file_places):
+            of_files = places(checkpoint, config)
+            if checkpoint and _names_in_memory(of_files) <= _names_in_memory(file_places):
                 live_shapes, regions = _map_regions(shapes, of_files, {})
                 self._converted, shapes, fitting = tuple(regions), live_shapes, [file_places]
         if not fitting:
-            best = min(candidates, key=lambda c: len(own.keys() - _names_in_memory(c)))
-            lost = [name for name in own if name not in _names_in_memory(best)]
+            best = min(candidates, key=lambda c: len(checkpoint.keys() - _names_in_memory(c)))
+            unknown = [name for name in checkpoint if name not in _names_in_memory(best)]
             raise Unsupported(
-                f"{len(lost)} of {len(own)} tensors have no place in the model of the given files,"
-                f" nor does the table of names say how they would get there: {first_names(lost)}",
+                f"{len(unknown)} of {len(checkpoint)} tensors have no place in the model of the"
+                " given files, nor does the table of names say how they would get there:"
+                f" {first_names(unknown)}",
                 hint="give the model that was trained; or merge without --names-of and --fill-from",
             )
         self.live, regions = _map_regions(
@@ -125,11 +129,11 @@ class FileModel:
         """Return whether a shape may be that of a resized vocabulary."""
         return shape[1:] == self.live[name][1:] and is_vocabulary(name)
 
-    def in_memory(self, own: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return ``own`` under the names in memory, if it lacks these; raise as `assemble`."""
+    def in_memory(self, checkpoint: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return a checkpoint's tensors under the names in memory; raise as `assemble`."""
         if not self._converted:
-            return tuple(own)
-        tensors_by_name = {t.name: t for t in own}
+            return tuple(checkpoint)
+        tensors_by_name = {t.name: t for t in checkpoint}
         groups: defaultdict[str, list[_Region]] = defaultdict(list)
         for region in self._converted:
             groups[region.live].append(region)
@@ -140,15 +144,17 @@ class FileModel:
             for live, group in groups.items()
         )
 
-    def missing(self, own: Collection[Tensor], tied: Collection[str]) -> tuple[Tensor, ...]:
-        """Return the files' tensors, as in memory, that are neither among ``own`` nor ``tied``.
+    def missing(self, checkpoint: Collection[Tensor], tied: Collection[str]) -> tuple[Tensor, ...]:
+        """Return the files' tensors, as in memory, that neither ``checkpoint`` nor ``tied`` has.
 
-        Raises Unsupported if one would have another vocabulary than ``own``.
+        Raises Unsupported if one would have another vocabulary than ``checkpoint``.
         """
-        own_names = {t.name for t in own}
-        lost = [live for live in self.live if live not in own_names and live not in tied]
-        resized = [t for t in own if t.shape != self.live[t.name]]
-        if resized and (vocabulary := [live for live in lost if is_vocabulary(live)]):
+        checkpoint_names = {t.name for t in checkpoint}
+        missing_names = [
+            live for live in self.live if live not in checkpoint_names and live not in tied
+        ]
+        resized = [t for t in checkpoint if t.shape != self.live[t.name]]
+        if resized and (vocabulary := [live for live in missing_names if is_vocabulary(live)]):
             raise Unsupported(
                 f"{resized[0].name} has {resized[0].shape[0]} rows, {self.live[resized[0].name][0]}"
                 f" in the given model: {vocabulary[0]} cannot be taken from there",
@@ -160,22 +166,24 @@ class FileModel:
                 self.live[live],
                 [r.from_file(self.tensors[r.name]) for r in self._of_live[live]],
             )
-            for live in lost
+            for live in missing_names
         )
 
-    def under_file_names(self, own: Sequence[Tensor], tied: Collection[str]) -> tuple[Tensor, ...]:
+    def under_file_names(
+        self, live_tensors: Sequence[Tensor], tied: Collection[str]
+    ) -> tuple[Tensor, ...]:
         """Return tensors in memory as those of the files, in their order.
 
         ``tied``: names that another tensor stands for.  Raises Incomplete if any other is missing.
         """
-        tensors_by_name = {t.name: t for t in own}
+        tensors_by_name = {t.name: t for t in live_tensors}
         absent = [live for live in self.live if live not in tensors_by_name]
-        lost = [live for live in absent if live not in tied]
-        if lost:
+        missing_names = [live for live in absent if live not in tied]
+        if missing_names:
             raise Incomplete(
-                f"{len(lost)} of the {len(self.live)} tensors of the model whose names are to be"
-                f" written are missing ({len(self.live) - len(lost)} are there):"
-                f" {first_names(lost)}",
+                f"{len(missing_names)} of the {len(self.live)} tensors of the model whose names are"
+                f" to be written are missing ({len(self.live) - len(missing_names)} are there):"
+                f" {first_names(missing_names)}",
                 hint="was all of the model saved? --fill-from takes what was left out on purpose",
             )
         unavailable = set(absent)
@@ -217,7 +225,7 @@ def is_vocabulary(name: str) -> bool:
 
 
 def check_not_quantized(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
-    """Raise Unsupported for a model whose files hold quantised weights."""
+    """Raise Unsupported if names, dtypes or ``config`` show a model with quantised weights."""
     packed = [
         t.name
         for t in tensors.values()
@@ -273,10 +281,12 @@ def _names_in_memory(file_places: Mapping[str, tuple[Place, ...]]) -> set[str]:
 
 
 def _shifted_places(
-    file_places: Mapping[str, tuple[Place, ...]], own: Collection[str]
+    file_places: Mapping[str, tuple[Place, ...]], checkpoint_names: Collection[str]
 ) -> Iterator[dict[str, tuple[Place, ...]]]:
-    """Yield the same places in a model around this one, or in the model inside it."""
-    heads = Counter(name.partition(".")[0] for name in (*own, *_names_in_memory(file_places)))
+    """Yield the places with each of `MOST_HEADS` usual first components added, then taken away."""
+    heads = Counter(
+        name.partition(".")[0] for name in (*checkpoint_names, *_names_in_memory(file_places))
+    )
     for head, _ in heads.most_common(MOST_HEADS):
         for change in (f"{head}.{{}}".format, lambda live, h=f"{head}.": live.removeprefix(h)):
             yield {
@@ -307,13 +317,13 @@ def _map_regions(
     live: dict[str, Shape] = {}
     regions: list[_Region] = []
     for target, members in groups.items():
-        (name, place), *more = members
-        if place.is_whole and not more:
+        (name, place), *more_members = members
+        if place.is_whole and not more_members:
             is_swapped = place.may_transpose and _is_swapped(
                 name, shapes[name], live_shapes.get(target), swapped
             )
             live_regions = [_whole_region(name, shapes[name], target, is_transposed=is_swapped)]
-        elif place.parts > 1 and not more:
+        elif place.parts > 1 and not more_members:
             live_regions = [
                 _part_region(name, shapes[name], file_places[name], place.part, live_shapes)
             ]

@@ -8,10 +8,12 @@ left out is named in a note.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from ckptsync.errors import CkptsyncError
 from ckptsync.layouts import registry
 from ckptsync.layouts.file_names import SAFETENSORS, TORCH, file_kind
 from ckptsync.layouts.registry import LAYOUTS, WeightsSource
@@ -41,7 +43,7 @@ _TRAINERS = re.compile(
 
 
 def drop_states(tensors: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
-    """Return the tensors that are the model's own, and notes on optimizer states and averages."""
+    """Return the model's own tensors, and a note each on optimizer states and averages left out."""
     names = [t.name for t in tensors]
     firsts = {name.partition(".")[0].lower() for name in names}
     if not any(name.endswith(_CERTAIN) for name in names) and not any(
@@ -66,7 +68,7 @@ def drop_states(tensors: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[st
 
 
 def _find_optimizer_states(shapes: dict[str, Shape]) -> Iterator[str]:
-    """Yield the names of an optimizer's tensors: states of weights, and all beside them."""
+    """Yield an optimizer's tensors, some twice: states of weights, and all below its own module."""
     optimizers = set[str]()
     for name in shapes:
         weight, _, kind = name.rpartition(".")
@@ -134,7 +136,8 @@ def notes_on_files(files: Files, source: WeightsSource, reads: Iterable[str]) ->
     explained = set(reads)
     for second in registry.beside(files, source):
         if second == registry.sources(files)[0]:  # compared with this one; else it is hollow
-            explained |= registry.layout(second.layout).demands(files, second.root).keys()
+            with contextlib.suppress(CkptsyncError):  # it is damaged: its files are unexplained
+                explained |= registry.layout(second.layout).demands(files, second.root).keys()
     shards = None if source.is_whole else LAYOUTS[source.layout].files
     folders = {"", source.root.rpartition("/")[0]} | ({source.root} if source.is_whole else set())
     unexplained = []

@@ -122,7 +122,10 @@ def plan(
 
 
 def group_tensors(items: Iterable[PlanItem], max_shard_size: int) -> list[list[PlanItem]]:
-    """Return the tensors of each file: a new file begins where the next tensor would not fit."""
+    """Return the tensors of each file: a new file begins where the next tensor would not fit.
+
+    A tensor of more than ``max_shard_size`` bytes as written is alone in a file.
+    """
     groups: list[list[PlanItem]] = []
     total = 0
     for tensor, copy, dtype in items:
@@ -178,7 +181,7 @@ def written_dtype(tensor: Tensor, dtype: DType) -> str:
 
 
 def choose_copy(tensor: Tensor, dtype: DType) -> Copy:
-    """Return the stored copy to read: one that needs no cast, else the first of the most precise.
+    """Return the stored copy to read: the last that needs no cast, else the first most precise.
 
     Raises Incomplete if its file is missing: a less precise copy never takes its place.  Raises
     Corrupt if no copy is stored.
@@ -214,7 +217,7 @@ def check_dtype(dtype: str) -> DType:
 
 
 def check_tiling(tensor: Tensor, copy: Copy) -> None:
-    """Raise Corrupt unless a copy's parts tile its grid: the tensor's shape, or its flattening."""
+    """Raise Corrupt unless a copy's parts tile the tensor, flat or not, and dtypes are known."""
     name, grid = tensor.name, copy.grid
     if grid not in (tensor.shape, (prod(tensor.shape),)):
         raise Corrupt(f"{name}: a copy of shape {grid}, {tensor.shape} expected")
@@ -244,7 +247,7 @@ def check_tiling(tensor: Tensor, copy: Copy) -> None:
 
 
 def _are_rows_in_order(parts: Sequence[Part], grid: Shape) -> bool:
-    """Return whether the parts are whole rows that follow each other: the usual case."""
+    """Return whether parts, once sorted, are whole rows without gaps; False for a scalar."""
     if not grid:
         return False
     no_offsets, row_shape, row = (0,) * (len(grid) - 1), grid[1:], 0

@@ -122,7 +122,11 @@ def prepare(
     fill_from: Files | None = None,
     names_of: Files | None = None,
 ) -> MergeJob:
-    """Return the job of a merge that can be done.
+    """Return the job of a merge that can be done; metadata and samples of copies are read.
+
+    Several adapters make one job (see `_join_jobs`) if ``every``, or if the source names all.  If
+    the source that was chosen is damaged and the user named none, the error's hint names shards
+    that can be merged.  The garbage collector is paused meanwhile.
 
     Args:
         files: The checkpoint.
@@ -139,7 +143,8 @@ def prepare(
     Raises:
         Incomplete: Files or tensors are missing.
         Corrupt: Files are damaged, or contradict each other.
-        Unsupported: ckptsync does not know the format, or the user must choose a source.
+        Unsupported: ckptsync does not know the format, or the user must choose a source
+            (SeveralAdapters: an adapter).
 
     """
     name, path = model_prefix.split_source(options.source)
@@ -168,14 +173,14 @@ def prepare(
                 _EVERY_ADAPTER, {n: plan_one(s, part) for n, s in sources_by_directory.items()}
             )
     source = registry.choose(files, name)
-    each = f"adapter={EACH}"
+    every_adapter = f"adapter={EACH}"
     try:
-        job = plan_one(source, "" if part == each else part)
+        job = plan_one(source, "" if part == every_adapter else part)
     except SeveralAdapters as e:
-        if part != each and not every:
+        if part != every_adapter and not every:
             raise
         jobs = {("" if n == "default" else n): plan_one(source, f"adapter={n}") for n in e.names}
-        return _join_jobs(_source_name(source, path, each), jobs)
+        return _join_jobs(_source_name(source, path, every_adapter), jobs)
     except (Corrupt, Incomplete) as e:
         shards = _find_sound_shards(files, plan_one) if name is None and source.is_whole else None
         if shards is None:
@@ -195,7 +200,7 @@ def prepare(
 def _find_sound_shards(
     files: Files, plan_one: Callable[[WeightsSource, str], MergeJob]
 ) -> WeightsSource | None:
-    """Return the first sharded source that can be merged; None if there is none."""
+    """Return the first sharded source for which ``plan_one`` raises no CkptsyncError, else None."""
     for source in registry.sources(files):
         if not source.is_whole:
             with contextlib.suppress(CkptsyncError):
@@ -207,7 +212,8 @@ def _find_sound_shards(
 def _join_jobs(source: str, jobs: Mapping[str, MergeJob]) -> MergeJob:
     """Return one job for several adapters, each in the directory of its name, as peft saves them.
 
-    Raises Unsupported if there are none.
+    ``jobs``: by directory.  Weights and ``adapter_config.json`` are each job's, notes and what is
+    left out those of all, everything else the first's.  Raises Unsupported if there are none.
     """
     if not jobs:
         raise Unsupported(f"source {source!r}: no PEFT adapter has files of its own here")
@@ -240,11 +246,11 @@ class _FilesOfModel:
     tensors: Mapping[str, Tensor]
     config: Mapping[str, Any]
 
-    def relation(self, own: Iterable[Tensor]) -> FileModel:
+    def relation(self, checkpoint: Iterable[Tensor]) -> FileModel:
         """Return where a checkpoint's tensors are in the files; raises Unsupported, Corrupt."""
         from ckptsync.merger.name_mapping import FileModel  # noqa: PLC0415 - few merges need it
 
-        return FileModel(self.tensors, self.config, {t.name: t for t in own})
+        return FileModel(self.tensors, self.config, {t.name: t for t in checkpoint})
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,16 +285,17 @@ class _Selection:
     adapter_config: Mapping[str, Any] | None
 
     def find_path(self, names: Sequence[str]) -> str:
-        """Return what stands before the model's own names; empty if nothing does."""
+        """Return what `model_prefix.find_path` returns, but "" for None; raises the same."""
         prefix = model_prefix.find_path(
             names, self.path, self.base_names, self.config, self.adapter_config
         )
         return prefix or ""
 
     def inner_model(self, tensors: Sequence[Tensor]) -> InnerModel:
-        """Return the model among a source's tensors: without other states, wrappers and prefix.
+        """Return the model among a source's tensors: without wrappers and prefix.
 
-        Raises Unsupported where names do not say which model is meant.
+        Without a ``path``, optimizer states and averages are left out, too.  Raises Unsupported
+        where names do not say which model is meant, or two tensors would get one name.
         """
         model_tensors, notes_on_states = (
             (tensors, ()) if self.path else non_model_tensors.drop_states(tensors)
@@ -310,9 +317,9 @@ class _Selection:
     def select_from(
         self, source: WeightsSource, tensors: Sequence[Tensor]
     ) -> tuple[Selected, InnerModel]:
-        """Return what `select` does, of ``source``; an adapter that peft saved is written whole.
+        """Return what `select` does; of a ``peft`` source without ``part``, all of its tensors.
 
-        Raises as `inner_model`.
+        Raises as `select`.
         """
         if source.layout != "peft" or self.part:
             return self.select(tensors)
@@ -332,6 +339,8 @@ def _prepare_one(
 ) -> MergeJob:
     """Return the job for one source, or for the parts of it that the user named.
 
+    The value head is a file of its own.  Reads metadata, and samples of copies.
+
     Args:
         files: The checkpoint.
         source: The weights in it that are written.
@@ -343,8 +352,8 @@ def _prepare_one(
 
     Raises:
         Incomplete: Tensors or files are missing.
-        Corrupt: Files contradict each other.
-        Unsupported: The source is no whole model or adapter.
+        Corrupt: Files contradict each other, or one ends before its tensors do.
+        Unsupported: The source is no whole model or adapter, or several could be meant.
 
     """
     directories = [*_config_directories(files, source), *config]
@@ -438,10 +447,10 @@ def _config_directories(files: Files, source: WeightsSource) -> list[Files]:
 
 
 def check_complete(files: Files) -> tuple[str, ...]:
-    """Return doubts whether the preferred weights are a whole model or adapter.
+    """Return doubts whether the preferred weights, or all adapters, are whole; () without doubts.
 
     Raises Incomplete where they are not; and what `registry.tensors` and `adapter.select` raise.
-    Reads no tensor bytes.
+    Reads metadata, no tensor bytes.
     """
     sources = registry.adapters(files) or (registry.choose(files, None),)
     doubts: list[str] = []
@@ -481,7 +490,7 @@ def prepare_beside(
     """Return what stands beside a model that is made already, without reading a shard.
 
     ``options.source``: what it was made of; ``dtypes``: of its tensors; the rest as in `prepare`.
-    Raises Corrupt.
+    Raises Corrupt as `_plan_beside`.
     """
     around = registry.around(files, WeightsSource.named((options.source or "").partition("@")[0]))
     job = _plan_beside([files, *around, *config], options, code_from, is_adapter=False)
@@ -491,9 +500,10 @@ def prepare_beside(
 def _check_copies(
     files: Files, source: WeightsSource, tensors: Iterable[Tensor], selection: _Selection
 ) -> Iterator[str]:
-    """Yield notes on sources of the same save that cannot be compared with ``source``.
+    """Yield notes on sources of the same save that cannot be merged, and so not be compared.
 
-    Raises Corrupt, or Unsupported, if two copies of a tensor differ, in this source or another one.
+    The copies are read and compared after the last note: iterate to the end.  Raises Corrupt, or
+    Unsupported, as `copy_consistency.check_copies`, if two differ, in this source or another one.
     """
     by_name = {tensor.name: tensor for tensor in tensors}
     for second_source in registry.beside(files, source):
@@ -514,10 +524,11 @@ def _check_copies(
 
 
 def _read_value_head(files: Files, source: WeightsSource) -> tuple[tuple[Tensor, ...], str]:
-    """Return the value head in a file of its own beside the weights, and the file's name.
+    """Return the value head in a file of its own, and the file's name; ``((), "")`` without one.
 
-    LLaMA-Factory writes ``value_head.safetensors``, or of old ``value_head.bin``; TRL wrote
-    ``pytorch_model.bin`` beside an adapter.
+    It is looked for in the source's root and the directory above.  LLaMA-Factory writes
+    ``value_head.safetensors``, or of old ``value_head.bin``; TRL wrote ``pytorch_model.bin`` beside
+    an adapter.
     """
     names = [model_files.VALUE_HEAD, "value_head.bin"]
     names += ["pytorch_model.bin"] if source.layout == "peft" else []
@@ -538,7 +549,7 @@ def _add_value_head(
     value_head: Sequence[Tensor],
     options: MergeOptions,
 ) -> MergeJob:
-    """Return the job with a file of the value head, if the source or a file beside it has one."""
+    """Return the job with a file of the value head, the source's or one beside it, if any."""
     origin, tensors = "the same shards", tuple(value_head)
     if not tensors:
         tensors, origin = _read_value_head(files, source)
@@ -561,9 +572,10 @@ def _read_base(files: Files, option: str) -> BaseModel:
 
 
 def _expected_model(directories: Sequence[Files], base: BaseModel | None) -> ExpectedModel:
-    """Return expected shapes, for tensors whose checkpoint does not name their shapes.
+    """Return the base's shapes and packed types, and the first ``config.json`` of ``directories``.
 
-    Raises Corrupt for a large ``config.json``.
+    They stand in for shapes that a checkpoint does not name.  Raises Corrupt if that file has more
+    than `MAX_BESIDE` bytes.
     """
     from ckptsync.layouts.dcp_safetensors import ExpectedModel  # noqa: PLC0415 - as its layout
 
@@ -588,7 +600,8 @@ def _prepare_model(
     ``beside``: the job without weights.  ``is_silent``: a lost file of the source could have taken
     names with it, and its metadata would not say so.
 
-    Raises Incomplete, Corrupt or Unsupported, see `_written_tensors` and `BaseModel.compare`.
+    Raises Unsupported if ``options.dtype`` would cast bitsandbytes' packed weights; Incomplete,
+    Corrupt or Unsupported as `_written_tensors`, `BaseModel.compare` and `plan`.
     """
     config = _read_config(
         [directory for name, directory in beside.beside if name == CONFIG], CONFIG
@@ -706,7 +719,7 @@ def _tied_names(
 
 
 def _fill(
-    own: Sequence[Tensor],
+    checkpoint: Sequence[Tensor],
     stored: Collection[str],
     model: _FilesOfModel,
     config: Mapping[str, Any] | None,
@@ -719,16 +732,16 @@ def _fill(
     files' nor those in memory, or if the configurations differ in structure; Incomplete if
     something is filled and ``is_silent``: then the missing tensors may have been saved, and lost.
     """
-    relation = model.relation(own)
-    in_memory = relation.in_memory(own)
-    if in_memory != tuple(own):
+    relation = model.relation(checkpoint)
+    in_memory = relation.in_memory(checkpoint)
+    if in_memory != tuple(checkpoint):
         raise Unsupported(
-            f"the checkpoint's names, such as {own[0].name}, are neither those of the given files,"
-            " nor those in memory",
+            f"the checkpoint's names, such as {checkpoint[0].name}, are neither those of the given"
+            " files, nor those in memory",
             hint="merge it with --names-of alone, then that model with --fill-from",
         )
-    tied = _tied_names({t.name for t in own}, relation.live, config) | set(stored)
-    filled = tuple(map(_prefix_fill, relation.missing(own, tied)))
+    tied = _tied_names({t.name for t in checkpoint}, relation.live, config) | set(stored)
+    filled = tuple(map(_prefix_fill, relation.missing(checkpoint, tied)))
     if filled:
         from ckptsync.merger.name_mapping import check_same_structure  # noqa: PLC0415 - as above
 
@@ -739,7 +752,7 @@ def _fill(
             " metadata does not say whether they were saved: --fill-from takes only what was not",
             hint="give the directories of all nodes; or save the model with an index or .metadata",
         )
-    return (*own, *filled)
+    return (*checkpoint, *filled)
 
 
 def _prefix_fill(tensor: Tensor) -> Tensor:
@@ -753,25 +766,26 @@ def _is_filled(tensor: Tensor) -> bool:
 
 
 def _note_on_filled(of_checkpoint: Sequence[Tensor], filled: Sequence[Tensor]) -> str:
-    """Return a note on how many tensors are the given model's, by the modules that hold them."""
+    """Return a note on how many tensors are filled, 0 too, and on the modules with most of them."""
     total = len(of_checkpoint) + len(filled)
     if not filled:
         return f"--fill-from: nothing taken, the checkpoint holds all {total} tensors"
     groups = Counter(".".join(t.name.split(".")[:2]) for t in filled)
-    shown = [f"{count} of {group}" for group, count in groups.most_common(_MOST_GROUPS)]
+    group_counts = [f"{count} of {group}" for group, count in groups.most_common(_MOST_GROUPS)]
     more = ", …" if len(groups) > _MOST_GROUPS else ""
     return (
         f"--fill-from: {len(filled)} of {total} tensors are the given model's, since the checkpoint"
-        f" does not hold them: {', '.join(shown)}{more}; {len(of_checkpoint)} are the checkpoint's"
+        f" does not hold them: {', '.join(group_counts)}{more}; {len(of_checkpoint)} are the"
+        " checkpoint's"
     )
 
 
 def _add_verl_config(
     beside: MergeJob, directories: Iterable[Files], selected: Selected
 ) -> MergeJob:
-    """Return the job with a configuration made of verl's rank and alpha, where there is no other.
+    """Return the job with ``adapter_config.json``, made of verl's rank and alpha, and a note.
 
-    verl's SFT trainer writes both to a file, and no ``adapter_config.json``.
+    The same job if it has that file, or if there is no file of verl's SFT trainer with both.
     """
     if ADAPTER_CONFIG in dict(beside.beside):
         return beside
@@ -823,8 +837,9 @@ def _plan_beside(
     """Return the job without weights: the files beside them.
 
     Each is of the first directory that has it.  Code, and keys of configurations that lead to code,
-    are copied only from ``code_from``, unless ``options.allow_code``.  Raises Corrupt if a
-    configuration is not JSON.
+    are copied only from ``code_from``, unless ``options.allow_code``; ``left_out`` and a note name
+    the others.  Without ``allow_code`` configurations are read: Corrupt if one is not JSON, or has
+    more than `MAX_CONFIG` bytes.
     """
     holders: dict[str, Files] = {}
     left_out_code: set[str] = set()
@@ -869,7 +884,7 @@ def _plan_beside(
 
 
 def _set_config_dtype(job: MergeJob, dtypes: Iterable[str], options: MergeOptions) -> MergeJob:
-    """Return the job with ``config.json`` naming the dtype of the weights."""
+    """Return the job with ``config.json``, if it has one, read and naming the weights' dtype."""
     if CONFIG not in dict(job.beside):
         return job
     dtype = model_files.config_dtype(dtypes, options.dtype)
@@ -879,7 +894,7 @@ def _set_config_dtype(job: MergeJob, dtypes: Iterable[str], options: MergeOption
 
 
 def _read_config(directories: Iterable[Files], name: str) -> dict[str, Any] | None:
-    """Return what the first file of this name says: None without one, {} if it cannot be read."""
+    """Return the first such file's content: None without one, {} if large or no JSON object."""
     directory = next((directory for directory in directories if name in directory.sizes()), None)
     if directory is None:
         return None
@@ -891,7 +906,7 @@ def _read_config(directories: Iterable[Files], name: str) -> dict[str, Any] | No
 
 
 def _check_bounds(files: Files, plans: Sequence[FilePlan]) -> None:
-    """Raise Corrupt if a byte that will be read is behind the end of its file."""
+    """Raise Corrupt if a file, unless of ``--fill-from``, ends before a byte that will be read."""
     sizes = files.sizes()
     ends: dict[str, int] = {}
     for extent in (part.extent for p in plans for t in p.tensors for part in t.copy.stored()):

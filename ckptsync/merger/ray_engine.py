@@ -94,9 +94,10 @@ class RayEngine:
         progress: Callable[[int], None],
         work: MergeResources,
     ) -> dict[str, WrittenFile]:
-        """Write each file in a task, and return what was written.
+        """Write each file in a task of at most `MOST_JOBS` threads; return them by name.
 
-        Raises ConfigError, StoreError, and what a task raises.
+        Tasks write by themselves: of ``destination`` only what `collect` calls is used.  Raises
+        ConfigError, StoreError, and what a task raises.
         """
         task_resources = replace(work, jobs=min(work.jobs, MOST_JOBS))
         with connect(self._address) as ray:
@@ -120,7 +121,9 @@ def run_task(
     reach: TaskAccess,
     report: Callable[[int], None],
 ) -> TaskResult:
-    """Write one output file on the node that this runs on; return its result or an expected error.
+    """Write one output file on the node that this runs on; return its result.
+
+    CkptsyncError, and errors of ``reach.raises``, are returned; any other is raised.
 
     Args:
         plan: The file.
@@ -136,7 +139,7 @@ def run_task(
     done = reported = 0
 
     def progress(size: int) -> None:
-        """Add ``size`` bytes, and report them when they are many."""
+        """Add ``size`` bytes, and report all if `REPORTED` or more are not reported yet."""
         nonlocal done, reported
         done += size
         if done - reported >= REPORTED:
@@ -157,10 +160,11 @@ def run_task(
 def collect(
     results: Iterable[tuple[str, TaskResult]], job: MergeJob, files: Files, destination: Destination
 ) -> dict[str, WrittenFile]:
-    """Record what tasks have written, each file by its name, and return it.
+    """Record the files that tasks have written, as ``results`` yields them; return all by name.
 
-    When the last file is there, sources are checked (`Destination.check_sources`).  Raises the
-    first error of a task, and Corrupt if the sums of several tasks show a damaged record.
+    Before the last file is recorded, records that no task summed whole are read from ``files``, and
+    sources are checked (`Destination.check_sources`).  Raises the first error of a task, and
+    Corrupt if the sums of several tasks show a damaged record.
     """
     summed = CrcCheckedFiles(files, job.checksums)
     written: dict[str, WrittenFile] = {}
@@ -180,8 +184,9 @@ def collect(
 def connect(address: str) -> Iterator[Any]:
     """Give the module `ray`, connected to the cluster at ``address``; disconnect at the end.
 
-    A connection that the process has already is used, and left as it is.  Raises ConfigError if Ray
-    is not installed, or no cluster answers.
+    A connection that the process has already is used, and left as it is.  Otherwise the variable
+    RAY_USAGE_STATS_ENABLED is set to 0 if it is unset; the main thread keeps its SIGTERM handler.
+    Raises ConfigError if Ray is not installed, or no cluster answers (a host and port: in 10 s).
     """
     try:
         import ray  # noqa: PLC0415 - it need not be installed
@@ -243,7 +248,9 @@ def _run_all(
 ) -> Iterator[tuple[str, TaskResult]]:
     """Yield each file's name and its task's result, in the order in which tasks end.
 
-    Reports progress meanwhile.  When the caller stops, all running tasks are cancelled.
+    All tasks start when the first result is requested.  Calls ``progress`` about every `POLL`
+    seconds, with a negative number after a task began again.  When the caller stops or closes this
+    generator, all running tasks are cancelled.  Raises RayError.
     """
     this_node = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
         ray.get_runtime_context().get_node_id(), soft=True
@@ -251,14 +258,14 @@ def _run_all(
     board = ray.remote(num_cpus=0, max_restarts=-1, scheduling_strategy=this_node)(
         ProgressBoard
     ).remote()
-    shown: dict[str, int] = {}
+    reported_counts: dict[str, int] = {}
 
     def show(counts: Mapping[str, int]) -> None:
         """Report what a file's count exceeds that of the last report by."""
         for name, count in counts.items():
-            if count != shown.get(name, 0):
-                progress(count - shown.get(name, 0))
-                shown[name] = count
+            if count != reported_counts.get(name, 0):
+                progress(count - reported_counts.get(name, 0))
+                reported_counts[name] = count
 
     run = ray.remote(num_cpus=1, max_retries=RETRIES)(_run_remote)
     shared = ray.put(reach)  # it may be large, and so goes to each node once

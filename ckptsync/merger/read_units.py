@@ -108,7 +108,7 @@ class Unit:
 
 
 def cut_units(plan: FilePlan) -> Iterator[Unit]:
-    """Yield the units of a file, front to back."""
+    """Yield the units of a file, front to back: the header's first, then tensors'; no ending."""
     header = memoryview(plan.header)
     for start in range(0, len(header), WINDOW):
         yield Unit(text=header[start : start + WINDOW])
@@ -136,7 +136,7 @@ class _Cutter:
         self._unit = Unit()
 
     def add(self, number: int, copy: Copy) -> Iterator[Unit]:
-        """Add a stored copy of a tensor; yield the units that are full."""
+        """Add a stored copy of a tensor as the caller iterates; yield the units that are full."""
         item, flat = ITEMSIZE[copy.dtype], find_runs(copy)
         if flat is None:
             yield from self._add_boxes(number, copy, item)
@@ -166,7 +166,7 @@ class _Cutter:
             self._unit = Unit()
 
     def _room(self, item: int) -> int:
-        """Return how many bytes may be added: whole elements, at least one to an empty unit."""
+        """Return how many bytes fit: whole elements, one at least if empty; 0 at `MOST_READS`."""
         free = WINDOW - self._unit.stored
         if len(self._unit.reads) >= MOST_READS:
             return 0
@@ -213,7 +213,10 @@ class _Cutter:
 
 
 def find_runs(copy: Copy) -> list[Read] | None:
-    """Return where a tensor's bytes lie, in its order; None if a part is no range of the tensor."""
+    """Return where a tensor's bytes lie, in its order; None if a part is no range of the tensor.
+
+    ``at`` counts the tensor's bytes.  Empty parts are left out.
+    """
     item, ranges = ITEMSIZE[copy.dtype], []
     if len(copy.parts) == 1 and copy.parts[0].sizes == copy.grid and copy.parts[0].strides is None:
         extent = copy.parts[0].extent
@@ -293,7 +296,7 @@ def box_reads(box: Box, part: Part, item: int, at: int) -> Iterator[Read]:
 def gather(files: Files, unit: Unit, out: memoryview) -> None:
     """Fill ``out`` with the stored bytes of a unit; raise what ``files`` raise.
 
-    Small ranges that lie near each other in a file are read at once.
+    Ranges below `WORTH` bytes, at most `NEAR` bytes apart, are read at once; reads are announced.
     """
     groups: list[list[Read]] = []
     for range_ in sorted(unit.reads, key=itemgetter(0, 1)):

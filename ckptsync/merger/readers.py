@@ -58,7 +58,7 @@ def planned_reader(
 
 
 def _reads(plans: Iterable[FilePlan], compared: ComparedFiles) -> Iterator[tuple[Extent, int]]:
-    """Yield every extent that a merge reads, and at which byte of the output it is needed."""
+    """Yield every extent that a merge reads, replicas too, and how many stored bytes precede it."""
     output_position = 0
     for plan in plans:
         for unit in read_units.cut_units(plan):

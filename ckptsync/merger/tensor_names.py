@@ -171,9 +171,9 @@ def drop_tied(
 ) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
     """Return the tensors to write, and notes.
 
-    Tied tensors are written once if the configuration ties them and their bytes agree.
-    ``config``: what ``config.json`` says; ``base``: the base model's tensors; None if unknown.
-    Raises what ``files`` raise.
+    If ``config`` ties tensors whose bytes, which are read, agree, one is returned; a head without
+    embedding is renamed as ``base`` has the two.  ``config``: what ``config.json`` says; ``base``:
+    the base model's tensors; None if unknown.  Raises what ``files`` raise, and as `choose_copy`.
     """
     if config is None:
         return tuple(tensors), tuple(
@@ -216,16 +216,16 @@ class _Ties:
         A note says so, or that a single candidate has other bytes.  Raises what the files raise.
         """
         similar = [c for c in candidates if (c.shape, c.dtype) == (tensor.shape, tensor.dtype)]
-        same = [
+        identical = [
             c
             for c in similar
             if c.name == tensor.tied
             or tensor.name == c.tied
             or self._digest(tensor) == self._digest(c)
         ]
-        if len(same) == 1:
+        if len(identical) == 1:
             del self.remaining[tensor.name]
-            self.notes.append(f"{tensor.name} is tied to {same[0].name}: one copy is kept")
+            self.notes.append(f"{tensor.name} is tied to {identical[0].name}: one copy is kept")
         elif len(similar) == 1:
             self.notes.append(
                 f"{tensor.name} and {similar[0].name} are tied by the configuration, but differ:"
@@ -253,7 +253,7 @@ class _Ties:
         self.remaining = {t.name: t for t in renamed}
 
     def _digest(self, tensor: Tensor) -> str:
-        """Return the BLAKE3 of a tensor's bytes, read once.  Raises as `choose_copy`."""
+        """Return the BLAKE3 of a tensor's bytes; only the first call reads them, and may raise."""
         if tensor.name not in self._digests:
             from ckptsync.merger.read_units import (  # noqa: PLC0415 - the worker loads no numpy
                 stored_bytes,

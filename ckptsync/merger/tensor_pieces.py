@@ -146,7 +146,7 @@ def _place(part: Part, piece: Piece, item: int) -> Part | None:
 
 
 def _cut_range(part: Part, shape: Shape, item: int) -> Iterator[Part]:
-    """Yield a part that is a range of the flattened tensor as boxes of the tensor."""
+    """Yield a part that is a range of the flattened tensor as boxes of the tensor, in order."""
     (part_start,), (count,) = part.offsets, part.sizes
     start, end = part_start, part_start + count
     while start < end:

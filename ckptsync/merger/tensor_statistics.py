@@ -66,18 +66,18 @@ class Statistics:
         """L2, of the finite elements of a floating type."""
         return None if self.squares is None else math.sqrt(self.squares)
 
-    def __add__(self, more: Statistics) -> Statistics:
+    def __add__(self, statistics: Statistics) -> Statistics:
         if not self.count:
-            return more
+            return statistics
         return Statistics(
-            self.count + more.count,
-            _choose(min, self.low, more.low),
-            _choose(max, self.high, more.high),
-            _choose(add, self.squares, more.squares),
-            self.nans + more.nans,
-            self.infinities + more.infinities,
-            self.zeros + more.zeros,
-            self.banded + more.banded,
+            self.count + statistics.count,
+            _choose(min, self.low, statistics.low),
+            _choose(max, self.high, statistics.high),
+            _choose(add, self.squares, statistics.squares),
+            self.nans + statistics.nans,
+            self.infinities + statistics.infinities,
+            self.zeros + statistics.zeros,
+            self.banded + statistics.banded,
         )
 
 
@@ -127,7 +127,7 @@ def exact_values(data: Array, dtype: str) -> Array:
 
 
 def notes_on_values(name: str, values: Statistics) -> Iterable[str]:
-    """Yield notes if a tensor looks like a shard that was never filled in."""
+    """Yield a note if all values are zero, or more than `BAND` of them are zeros in long runs."""
     if values.count > 1 and values.zeros == values.count:
         yield f"{name}: all {values.count} values are zero"
     elif values.banded > BAND * values.count:
@@ -160,7 +160,7 @@ def _widen(piece: Array, dtype: str) -> Array:
 
 
 def _count_any(values: Array) -> Statistics:
-    """Return the statistics of any floating values."""
+    """Return the statistics of any floating values; extremes are None without finite ones."""
     finite = np.isfinite(values)
     finite_values = values if finite.all() else values[finite]
     nans = int(np.count_nonzero(np.isnan(values))) if len(finite_values) < len(values) else 0
@@ -218,7 +218,7 @@ def _count_plain_halves(bits: Array, dtype: str, scratch: Array) -> Statistics |
 
 
 def _every_other(pairs: Array, shift: int, dtype: str, out: Array) -> Array:
-    """Return every other value of 16 bits as float32, in ``out``; of F16 without its sign."""
+    """Return the low (``shift`` 0) or high (16) halves as float32, in ``out``; F16 without sign."""
     if dtype == "BF16":
         if shift:
             np.bitwise_and(pairs, 0xFFFF0000, out=out)
@@ -238,7 +238,7 @@ def _every_other(pairs: Array, shift: int, dtype: str, out: Array) -> Array:
 
 
 def _squares(values: Array) -> float:
-    """Return the sum of squares; NaN or infinite unless all squares are finite numbers."""
+    """Return the sum of squares of float32; NaN or infinite unless all squares are finite."""
     even = len(values) - len(values) % _BLOCK
     blocks, tail = values[:even].reshape(-1, 1, _BLOCK), values[even:]
     total = float(np.dot(tail, tail))

@@ -85,7 +85,7 @@ def choose_shards(files: Files, name: str | None) -> WeightsSource:
 
 @paused()
 def prepare_universal(files: Files, name: str | None, tag: str) -> MergeJob:
-    """Return the job of the conversion of one save.
+    """Return the job of the conversion of one save; headers and files beside the shards are read.
 
     ``name``: of the shards, as `choose_shards` takes it; ``tag``: of shards that lie in no
     directory of their own.  Raises Incomplete, Unsupported or Corrupt.
@@ -123,7 +123,7 @@ def prepare_universal(files: Files, name: str | None, tag: str) -> MergeJob:
 
 
 def _notes(state: TrainingState) -> tuple[str, ...]:
-    """Return what a user should know before resuming from the conversion."""
+    """Return the layout's remarks, what stage 3 does not restore, and a note on frozen weights."""
     names = {key for parameter in state.parameters for key in parameter.states}
     adam = {"exp_avg", "exp_avg_sq"}
     notes = [tensor.remark for tensor in state.others if tensor.remark]
@@ -254,15 +254,13 @@ def _number(number: Number) -> bytes:
 def _common_archive(state: TrainingState) -> bytes:
     """Return ``optimizer_state.pt``, which is the same for all ranks.
 
-    Raises Unsupported if the tensors left in it are large or not contiguous.
+    Tensors left in it are read.  Raises Unsupported if one is not contiguous, or if they have more
+    than `_MOST_COMMON` bytes together.
     """
     bytes_left = _MOST_COMMON
 
     def data(stored: StoredTensor) -> bytes:
-        """Return the bytes of a small tensor.
-
-        Raises Unsupported if all of them together are large, or this one is not contiguous.
-        """
+        """Read a tensor, and return its bytes; raise Unsupported as `_common_archive`."""
         nonlocal bytes_left
         part = state.first.part(stored)
         bytes_left -= part.extent.size

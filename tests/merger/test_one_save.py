@@ -163,6 +163,17 @@ def test_shards_that_cannot_be_read_leave_the_whole_model_as_it_is_and_it_is_sai
     assert any("not compared with zero:global_step4" in note for note in found.notes)
 
 
+def test_shards_beside_a_model_with_a_damaged_index_are_offered_and_merged(
+    trained: Path, tmp_path: Path
+) -> None:
+    (trained / "model.safetensors.index.json").write_text('{"weight_map": ')
+    with pytest.raises(Corrupt, match="not an index") as damaged:
+        merge_local([trained], tmp_path / "out", KEEP)
+    assert "--source zero:global_step4" in damaged.value.hint
+    found = merge_local([trained], tmp_path / "out", MergeOptions("keep", source="zero"))
+    assert any("not compared with whole:." in note for note in found.notes)
+
+
 # Times
 
 
