@@ -86,7 +86,8 @@ class RayCluster:
     def engine(self, state: LocationState, prefix: str, abouts: Mapping[str, About]) -> RayEngine:
         """Return the engine that writes a location's model below ``prefix`` on the cluster.
 
-        ``abouts``: what is known of each file before it is written.
+        Its tasks open the store themselves, and do not share this process's pace. ``abouts``: what
+        is known of each file before it is written.
         """
         plain = replace(self, limits=replace(self.limits, pace=Limits().pace))  # one process's own
         present = state.present()
@@ -99,7 +100,7 @@ class RayCluster:
 def _open_files(
     cluster: RayCluster, present: Mapping[str, tuple[str, int]], entries: Mapping[str, FileEntry]
 ) -> Files:
-    """Open a checkpoint's own files; called on a node of the cluster."""
+    """Open the store on a node of the cluster; return a checkpoint's files, checked by digest."""
     store = open_store(cluster.url, cluster.options, cluster.limits)
     return open_reader(StoreFiles(store, present), [store], entries)
 
@@ -181,10 +182,12 @@ def consolidate_location(
     progress: Progress | None = None,
     work: MergeResources | None = None,
 ) -> tuple[WrittenModel, ...]:
-    """Do what is due of a location as it is now; return what was written.
+    """Read a location; merge, repair or complete its model, as `todo_for` says.
 
-    Without ``location``: complete the models of the whole run. Raise Incomplete, Unsupported,
-    Corrupt or StoreError; of several locations the first error, after all were tried.
+    Return what was written: nothing if nothing was due, or if its records cannot be read. With an
+    empty ``location`` every model of the run is completed, and none is merged or repaired. A repair
+    that finds no damage completes the model. Raise Incomplete, Unsupported, Corrupt or StoreError;
+    of several locations the first error, after all were tried.
     """
     if location:
         names = [checkpoint_of(location), FINAL]
@@ -259,10 +262,12 @@ class ModelBuilder:
         self._directories: dict[str, Files] = {}
 
     def merge(self, state: LocationState) -> WrittenModel:
-        """Merge a checkpoint, write its model and then the model record; return what was written.
+        """Merge a checkpoint into its model; return what was written.
 
-        Raise Incomplete if another head makes this model of other options or inputs, and what
-        `prepare` and the store raise.
+        Writes the agreement, the model's files, the weights record if values were counted, and last
+        the model record; deletes all other files below the model's prefix. Raise Incomplete if
+        another head makes this model of other options or inputs, and what `prepare` and the store
+        raise.
         """
         options, origins = self._choose_inputs(state)
         planned = self._plan_model(state, options, origins, self._base_of(state.run))
@@ -305,9 +310,11 @@ class ModelBuilder:
     def _write_agreed(
         self, state: LocationState, planned: _PlannedModel, agreement: Agreement
     ) -> MergeResult:
-        """Write the planned files of a model, and delete all other files below its prefix.
+        """Write the planned files of a model, then delete all other files below its prefix.
 
-        Raise Incomplete if the agreement is no longer the latest, or if the base has changed.
+        A planned name that holds other bytes is deleted, and writing begins again. Files that have
+        their bytes are kept. A cluster writes the weights, except sums with a base. Raise
+        Incomplete if the agreement is no longer the latest, or if the base has changed.
         """
         store, job = self._store, planned.job
         prefix = consolidated_prefix(state.run, state.location)
@@ -340,10 +347,10 @@ class ModelBuilder:
     def _record_values(
         self, record: ModelRecord, merged: MergeResult, doubts: Iterable[str]
     ) -> Iterator[str]:
-        """Write the weights record of a model if values were counted; yield a note if that fails.
+        """Write the weights record of a model; yield a note if StoreError or Unsupported stops it.
 
-        It is written before the model record, so a model has its values from its first moment. A
-        model without them is complete: whoever may write models may not always write these.
+        Nothing happens before the first item is requested, nor if no values were counted. A model
+        without this record is complete.
         """
         if merged.statistics is None:
             return
@@ -369,9 +376,10 @@ class ModelBuilder:
     def _choose_inputs(self, state: LocationState) -> tuple[MergeOptions, list[_Origin]]:
         """Return the options and origins by which a location's model is made.
 
-        Usually they are this head's. If a damaged model record has an agreement, its options count,
-        and its undamaged files beside the model come first; but no code, which comes from the
-        operator alone.
+        They are this head's, unless a damaged model record has an agreement that can be read. Then
+        the agreement's options count, and the undamaged files that it copied come first, without
+        those with code. An agreement that allows code counts only if this head allows it. Reads
+        those files. Raise Corrupt if the agreement's options are not usable, StoreError.
         """
         options, origins = self._options.merge, self._origins(state)
         inputs = finished_inputs(self._store, state)
@@ -395,9 +403,10 @@ class ModelBuilder:
     def repair(self, state: LocationState, suspects: Collection[str]) -> WrittenModel | None:
         """Write those files of a model again that lack the recorded bytes; None if all have them.
 
-        Only ``suspects`` are read.  The options are the model record's, whatever this head's are.
-        Raise Corrupt, with nothing written under that name, if the sources no longer give the
-        recorded bytes; Incomplete if a source is gone.
+        Only ``suspects``, paths in the model, are read. The options are the model record's, and no
+        record is written. Raise Corrupt, with nothing written under that name, if the sources no
+        longer give the recorded bytes; Incomplete, after all others were written, if a source is
+        gone.
         """
         record = _model_record(state)
         prefix = consolidated_prefix(state.run, state.location)
@@ -423,13 +432,14 @@ class ModelBuilder:
         return WrittenModel(state.run, state.location, state.model_record_name, names, size)
 
     def _has_recorded_bytes(self, prefix: str, file: ModelFile) -> bool:
-        """Return whether a file of a model is stored with the bytes of its record."""
+        """Return whether a file of a model is stored with its recorded bytes; it is read back."""
         return bool(has_same_bytes(self._store, prefix + file.path, file.size, file.digest))
 
     def _plan_repair(self, state: LocationState) -> tuple[MergeJob, Files]:
         """Return the job that made a model, planned again, and the files that it reads.
 
-        Raise Incomplete if an adapter was summed into a base that the configuration does not name.
+        Files beside the model that are undamaged, which are read back, come before other origins.
+        Raise Incomplete if an adapter was summed into a base and the configuration names none.
         """
         store, record = self._store, _model_record(state)
         prefix = consolidated_prefix(state.run, state.location)
@@ -459,8 +469,9 @@ class ModelBuilder:
     ) -> set[str]:
         """Write the damaged files that a job makes over those stored; return their paths.
 
-        An index that is damaged is written too, although it names files that stay. Raise Corrupt if
-        a file's bytes would not be those of its record, and StoreError.
+        ``damaged``: by path; one that the job does not make is not written. A damaged index is made
+        from all plans. Raise Corrupt, and leave the stored file, if the new bytes are not those of
+        its record; StoreError.
         """
         rewritten: set[str] = set()
 
@@ -495,8 +506,9 @@ class ModelBuilder:
     ) -> _PlannedModel:
         """Return the plan of a location's model, or of its sum with ``base`` if it is one adapter.
 
-        Without ``base`` nothing is summed. Several adapters are not summed either; a note says so.
-        Raise what `prepare` and opening the base raise.
+        Without ``base``, a path or URL, nothing is summed. Several adapters are not summed either;
+        a note of the job says so. Reads the base's metadata. Raise what `prepare` and opening the
+        base raise.
         """
         files = source_files(self._store, state)
         job = _plan_merge(files, options, origins)
@@ -527,10 +539,11 @@ class ModelBuilder:
         )
 
     def add_late_configuration(self, state: LocationState) -> WrittenModel | None:
-        """Add configuration that came after the merge, and write a further model record.
+        """Write configuration that came after the merge, and a further model record that names it.
 
-        Return None if there is nothing to add. Weights stay as they were merged. Raise Incomplete
-        if other bytes are stored under such a name.
+        Return the added files, None if there is nothing to add. Weights stay as they were merged.
+        Raise Incomplete if other bytes are stored under such a name, Corrupt if the model record
+        has no usable options.
         """
         store, record, origins = self._store, _model_record(state), self._origins(state)
         model_paths = {f.path for f in record.files}
@@ -566,7 +579,7 @@ class ModelBuilder:
                 )
             added_files.append(ModelFile(name, len(data), digest(data)))
         origins_text = " ".join(
-            f"{name}={origins_text.name}" for name, origins_text in _files_from(job, origins)
+            f"{name}={origin.name}" for name, origin in _files_from(job, origins)
         )
         further = replace(
             record,
@@ -586,7 +599,10 @@ class ModelBuilder:
     def _write_record(
         self, record: ModelRecord, written: Sequence[ModelFile], notes: tuple[str, ...]
     ) -> WrittenModel:
-        """Write a model record, unless it is stored; return the model. Raise StoreError."""
+        """Write a model record unless it is stored; return the model with the ``written`` files.
+
+        Raise as `create_record` does.
+        """
         name, _ = create_record(self._store, record)
         files, size = tuple(f.path for f in written), sum(f.size for f in written)
         return WrittenModel(record.run, record.location, name, files, size, notes)
@@ -594,8 +610,10 @@ class ModelBuilder:
     def _origins(self, state: LocationState) -> list[_Origin]:
         """Return where files beside a model come from, after the checkpoint itself, in this order.
 
-        The run's final model; the operator's directory; the newest other checkpoint of the run that
-        has a configuration, and whose model has the very same tensors.
+        The run's newest final model; the operator's directory; if the location has a model record,
+        one other checkpoint with configuration whose model has the very same tensors. A checkpoint
+        that this model's configuration came from precedes the newest. RETIRED and CONFLICT ones
+        lend nothing.
         """
         candidates = [
             s for s in self._run_state.readable if s.run == state.run and s.status not in LEFT_ALONE
@@ -660,19 +678,19 @@ def _plan_merge(files: Files, options: MergeOptions, origins: Sequence[_Origin])
 
 
 def _code_from(origins: Sequence[_Origin]) -> Files | None:
-    """Return the only source that code may come from: the operator's directory, or None."""
+    """Return the only files that code may come from: the last `_CONFIG_FROM` origin, or None."""
     return next((o.files for o in reversed(origins) if o.name == _CONFIG_FROM), None)
 
 
 def _files_from(job: MergeJob, origins: Sequence[_Origin]) -> list[tuple[str, _Origin]]:
-    """Return the files beside the weights that come from one of these origins, with it."""
+    """Return each file beside the weights that comes from one of these origins, with its origin."""
     return [
         (name, origin) for name, files in job.beside for origin in origins if origin.files is files
     ]
 
 
 def _lenders(state: LocationState) -> set[str]:
-    """Return the locations from which the model's configuration was copied."""
+    """Return the other locations from which the model's configuration was copied; maybe none."""
     config = state.model_record.options.get("config", "") if state.model_record else ""
     origins = {word.partition("=")[2] for word in config.split()}
     return origins - {FINAL, _CONFIG_FROM}

@@ -57,9 +57,12 @@ def record_weights(
 ) -> None:
     """Write the weights record of a model with its findings, and further records of later models.
 
-    ``plain``: the record without findings; ``doubts``: why the model may lack tensors;
-    ``norm_jump``: see `find_weights`. Raise StoreError, and Unsupported for a record that is too
-    long.
+    It is compared with up to `EARLIER` models before it, whose records are read. Up to `EARLIER`
+    models after it are compared again; one whose findings change gets a further record.
+
+    ``plain``: the record without findings; ``doubts``: why the model may lack tensors, each becomes
+    a `SMALLER` finding; ``norm_jump``: see `find_weights`. Raise StoreError, and Unsupported for a
+    record that is too long.
     """
     run, location = record.run, record.location
     step = _series_and_step(location)[1]
@@ -69,7 +72,10 @@ def record_weights(
 
     @cache
     def read_first() -> CountedModel | None:
-        """Return the run's first model before this one, or None. Raise StoreError."""
+        """Return the run's first model before this one, or None; it is read once.
+
+        Raise StoreError.
+        """
         return next((r.model for r in _read_models(store, run, places_before, 1)), None)
 
     smaller = [WeightsFinding(SMALLER, doubt) for doubt in doubts]
@@ -119,8 +125,8 @@ def _series_and_step(location: str) -> tuple[str, float | None]:
 def _list_neighbours(store: Store, run: str, location: str) -> tuple[list[_Place], list[_Place]]:
     """Return the locations of a run before and after one, by step; of each step the last by name.
 
-    Only locations of its series count; the final model belongs to each. Both are empty if its own
-    name has no step. Raise StoreError.
+    Only locations of its series and of other steps count; the final model belongs to each series.
+    Both are empty if its own name has no step. Raise StoreError.
     """
     series, step = _series_and_step(location)
     places: dict[float, str] = {}
@@ -136,18 +142,18 @@ def _list_neighbours(store: Store, run: str, location: str) -> tuple[list[_Place
 def _read_models(
     store: Store, run: str, places: Iterable[_Place], most: int
 ) -> Iterator[_RecordedModel]:
-    """Yield the first ``most`` models that have weights records; read at most `_TRIES` places.
+    """Yield the first ``most`` models with values in their weights records, read one by one.
 
-    Raise StoreError.
+    At most `_TRIES` places are read. Raise StoreError.
     """
     models = (_read_model(store, run, *place) for place in islice(places, _TRIES))
     yield from islice((model for model in models if model), most)
 
 
 def _read_model(store: Store, run: str, step: float, location: str) -> _RecordedModel | None:
-    """Return the model of a location; None if it has none with values that can be read.
+    """Read the model of a location, of its newest model record that can be read.
 
-    Raise StoreError.
+    None if there is none, or no weights record has values of the same tensors. Raise StoreError.
     """
     names = record_names(e.name for e in store.names(records_prefix(run, location)))
     kinds = {name.kind for name in names.values()}
