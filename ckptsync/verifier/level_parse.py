@@ -58,7 +58,11 @@ def check_checkpoint(files: TrackedFiles) -> Iterator[VerifyFinding]:
 
 
 def check_model(files: TrackedFiles, tensors: Iterable[ModelTensor]) -> Iterator[VerifyFinding]:
-    """Yield what of a consolidated model differs from its model record; raise StoreError."""
+    """Yield what of a consolidated model differs from its model record, and notes.
+
+    Damage to the structure of a file is found, too; a file that is missing is not. Raise
+    StoreError.
+    """
     yield from _check_closed(files)
     recorded: defaultdict[str, list[ModelTensor]] = defaultdict(list)
     for tensor in tensors:
@@ -78,7 +82,7 @@ def check_model(files: TrackedFiles, tensors: Iterable[ModelTensor]) -> Iterator
 def _guard(files: TrackedFiles, check: Callable[[], None]) -> Iterator[VerifyFinding]:
     """Run a check; yield a finding if it raises, named by the file that was read last.
 
-    Corrupt is damage; Incomplete and Unsupported are notes.
+    Corrupt is damage ("parse"); Unsupported is a note, and so is Incomplete, about the whole.
     """
     try:
         check()
@@ -105,9 +109,9 @@ def _check_closed(files: TrackedFiles) -> Iterator[VerifyFinding]:
 
 
 def _check_tensors(files: TrackedFiles, source: WeightsSource) -> None:
-    """Raise Corrupt if a stored copy does not tile its tensor; count tensors in ``files.tensors``.
+    """Raise Corrupt if a stored copy does not tile its tensor; add to ``files.tensors``.
 
-    Formats check that copies lie inside their files.
+    Formats check that copies lie inside their files. Raise Incomplete, Unsupported, StoreError.
     """
     for tensor in registry.tensors(files, source):
         files.tensors += 1
@@ -129,7 +133,7 @@ def _check_demands(files: TrackedFiles) -> None:
 
 
 def _check_complete(files: TrackedFiles) -> Iterator[VerifyFinding]:
-    """Yield notes: why tensors are missing, or may be; nothing if that cannot be judged."""
+    """Yield notes: why tensors are missing, or may be; none if Corrupt or Unsupported is raised."""
     doubts: list[str] = []
     with contextlib.suppress(Corrupt, Unsupported):
         try:
