@@ -116,7 +116,8 @@ def main() -> int:
     torch.set_num_threads(1)
     libraries = f"safetensors {safetensors.__version__}, torch {torch.__version__}"
     with socket.socket(fileno=0) as parent:
-        parent.sendall(f"ready {libraries}\t{lacks or sandbox.close()}\n".encode())
+        lacks = "; ".join(dict.fromkeys(filter(None, (lacks, sandbox.close()))))
+        parent.sendall(f"ready {libraries}\t{lacks}\n".encode())
         while True:
             line, fds, _, _ = socket.recv_fds(parent, 1 << 16, 1)
             line = line[len(fds) :]
