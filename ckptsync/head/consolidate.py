@@ -46,12 +46,7 @@ from ckptsync.records.manifest import FileEntry
 from ckptsync.records.model_record import ModelFile, ModelRecord, is_same_model
 from ckptsync.records.store_paths import checked_own, checkpoint_of, consolidated_prefix
 from ckptsync.records.weights_findings import NORM_JUMP
-from ckptsync.records.weights_record import (
-    TensorValues,
-    WeightsRecord,
-    rounded,
-    tensors_digest,
-)
+from ckptsync.records.weights_record import TensorValues, WeightsRecord, rounded, tensors_digest
 from ckptsync.stores.checkpoint_files import FileTree, StoreFiles, TopFiles
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, read_all
 from ckptsync.stores.limits import Limits

@@ -24,12 +24,7 @@ from ckptsync.records.weights_findings import (
     find_weights,
     with_values,
 )
-from ckptsync.records.weights_record import (
-    WeightsFinding,
-    WeightsRecord,
-    last_findings,
-    records_of,
-)
+from ckptsync.records.weights_record import WeightsFinding, WeightsRecord, last_findings, records_of
 from ckptsync.safe_names import RECORDS
 from ckptsync.stores.contract import Store
 
@@ -49,11 +44,7 @@ class _RecordedModel:
 
 
 def record_weights(
-    store: Store,
-    record: ModelRecord,
-    plain: WeightsRecord,
-    doubts: Iterable[str],
-    norm_jump: float,
+    store: Store, record: ModelRecord, plain: WeightsRecord, doubts: Iterable[str], norm_jump: float
 ) -> None:
     """Write the weights record of a model with its findings, and further records of later models.
 

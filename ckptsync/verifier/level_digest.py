@@ -210,10 +210,7 @@ def _is_in_memory(root: str, stretch: Stretch) -> bool:
 
 
 def _matches(
-    source: CountedSource,
-    stretch: Stretch,
-    threads: int = 1,
-    ahead: tuple[int, int] | None = None,
+    source: CountedSource, stretch: Stretch, threads: int = 1, ahead: tuple[int, int] | None = None
 ) -> bool:
     """Read a stretch; return whether it has its digests, False if it is missing or too short.
 
@@ -238,9 +235,7 @@ def _matches(
 
 
 def locate_damage(
-    source: CountedSource,
-    damaged: Sequence[ExpectedFile],
-    checkpoint: Files,
+    source: CountedSource, damaged: Sequence[ExpectedFile], checkpoint: Files
 ) -> list[VerifyFinding]:
     """Read damaged files once more; return a finding for each, with byte ranges and tensors.
 

@@ -66,9 +66,7 @@ log = logging.getLogger(__name__)
 
 
 def load_files(
-    source: CountedSource,
-    files: Sequence[ExpectedFile],
-    checkpoint: TrackedFiles,
+    source: CountedSource, files: Sequence[ExpectedFile], checkpoint: TrackedFiles
 ) -> tuple[list[VerifyFinding], Reading]:
     """Load every file with tensors in one child; return findings, and what was loaded.
 

@@ -173,11 +173,7 @@ def _bytes_to_read(sizes: Iterable[int], options: VerifyOptions) -> int:
 
 
 def _verify_readable(
-    store: Store,
-    state: StoreState,
-    run: str,
-    location: str,
-    options: VerifyOptions,
+    store: Store, state: StoreState, run: str, location: str, options: VerifyOptions
 ) -> tuple[Report, bool]:
     """Verify a location; return a report, and whether it may be written.
 
@@ -216,10 +212,7 @@ def _read_reports(store: Store, state: StoreState, run: str, location: str) -> M
 
 
 def verify_location(
-    store: Store,
-    state: LocationState,
-    options: VerifyOptions,
-    faults: Sequence[Fault] = (),
+    store: Store, state: LocationState, options: VerifyOptions, faults: Sequence[Fault] = ()
 ) -> Report:
     """Return a report on the files of ``state``, numbered after the reports that it has.
 

@@ -279,8 +279,7 @@ class PosixStore:
             if not safe_open.is_absence(e):
                 raise self._errors.error(self.root, e) from e
             hint = HINTS.get(
-                e.errno or 0,
-                "mount the file system; the first worker or push makes a store",
+                e.errno or 0, "mount the file system; the first worker or push makes a store"
             )
             raise StoreError(
                 f"{self.root}: {(e.strerror or str(e)).lower()}, a store's directory expected",
