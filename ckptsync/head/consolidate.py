@@ -84,11 +84,12 @@ class RayCluster:
         Its tasks open the store themselves, and do not share this process's pace. ``abouts``: what
         is known of each file before it is written.
         """
-        plain = replace(self, limits=replace(self.limits, pace=Limits().pace))  # one process's own
+        # a pace is one process's own
+        unpaced = replace(self, limits=replace(self.limits, pace=Limits().pace))
         present = state.present()
         entries = {path: state.files[path][0].entry for path in present}
-        files = partial(_open_files, plain, present, entries)
-        write = partial(_open_write, plain, prefix, dict(abouts))
+        files = partial(_open_files, unpaced, present, entries)
+        write = partial(_open_write, unpaced, prefix, dict(abouts))
         return RayEngine(self.address, TaskAccess(files, write, (InTheWay,)))
 
 
@@ -455,8 +456,8 @@ class ModelBuilder:
             return planned.job, planned.files
         # The model was merged without a configuration, which has come since: plan its
         # weights without it again, else tied tensors would be left out now.
-        plain = source_files(store, state, without=_CONFIGURATIONS)
-        plans = prepare(plain, options, every=True).plans
+        weights_files = source_files(store, state, without=_CONFIGURATIONS)
+        plans = prepare(weights_files, options, every=True).plans
         return replace(planned.job, plans=plans), planned.files
 
     def _rewrite_damaged(
@@ -563,8 +564,8 @@ class ModelBuilder:
         added_files: list[ModelFile] = []
         for name, _ in job.beside:
             data = job.content(name)
-            full = checked_own(prefix + name, [prefix])
-            if not create_same(store, full, [data]):  # other bytes may be anyone's
+            full_name = checked_own(prefix + name, [prefix])
+            if not create_same(store, full_name, [data]):  # other bytes may be anyone's
                 raise Incomplete(
                     f"{prefix}{name}: exists with different content, and no model record names it",
                     hint=(

@@ -183,11 +183,12 @@ def delete_records(store: Store, run: str, location: str) -> bool:
     prefixes = own_prefixes(run, location)
     pending = [name for name, m in manifests.items() if m.location == location]
     while pending:
-        m = manifests[pending.pop()]
-        for n in m.supersedes:
-            if n in manifests and manifests[n].node == m.node and n not in superseded:
-                superseded[n] = None
-                pending.append(n)
+        manifest = manifests[pending.pop()]
+        for name in manifest.supersedes:
+            earlier = manifests.get(name)
+            if earlier and earlier.node == manifest.node and name not in superseded:
+                superseded[name] = None
+                pending.append(name)
     for name in reversed(superseded):  # the earliest first
         if (other_location := manifests[name].location) != location:
             store.delete(checked_own(name, own_prefixes(run, other_location)))

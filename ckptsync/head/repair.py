@@ -161,7 +161,7 @@ def repair(
     as it was planned, or if the file has moved, they are passed over. One consolidation of the
     location rebuilds all that is due. Raise the first error; what was done before it stays.
     """
-    done: list[str] = []
+    changed_names: list[str] = []
     for part in plan.parts:
         name = f"{plan.run}/{part.name}"
         if part.how in ("delete", "copy"):
@@ -173,9 +173,9 @@ def repair(
                 checkpoint = checkpoint_of(plan.location)
                 reason = f"its {record.kind} was damaged: release it if it may be deleted"
                 keep = Keep(plan.run, checkpoint, plan.location, 0, keeps=True, reason=reason)
-                done.append(append_record(store, keep).removeprefix(f"{plan.run}/"))
+                changed_names.append(append_record(store, keep).removeprefix(f"{plan.run}/"))
             store.delete(name)
-            done.append(part.name)
+            changed_names.append(part.name)
         elif part.how == "copy" and state is not None:
             copies = (
                 located for copies_of_path in state.files.values() for located in copies_of_path
@@ -189,12 +189,12 @@ def repair(
             )
             stored_copy = StoredCopy(store, part.source, entry.size, entry.digest, error)
             store.write(name, stored_copy, About(entry.size))
-            done.append(part.name)
+            changed_names.append(part.name)
     if any(part.how == "rebuild" for part in plan.parts):
         prefix = consolidated_prefix(plan.run, plan.location).removeprefix(f"{plan.run}/")
         for model in consolidate_location(store, plan.run, plan.location, options):
-            done += [prefix + name for name in model.files]
-    return tuple(done)
+            changed_names += [prefix + name for name in model.files]
+    return tuple(changed_names)
 
 
 def _is_as_recorded(finding: VerifyFinding, state: LocationState) -> bool:

@@ -93,21 +93,21 @@ def decide(
     the store's clock. A location whose removal has begun counts for no rule.
     """
     ordered = by_age(locations)[::-1]
-    run = _RunRules([s for s in ordered if not is_being_deleted(s)], rules, evidence, now)
+    run_rules = _RunRules([s for s in ordered if not is_being_deleted(s)], rules, evidence, now)
     decisions = []
     for summary in ordered:
         if is_being_deleted(summary):
             decision = RetentionDecision(
                 summary.run, summary.location, "drop", f"its removal has begun: {summary.retired}"
             )
-        elif reason := run.protection(summary) or run.rule_for(summary):
-            shards = run.rule_against_shards(summary)
+        elif reason := run_rules.protection(summary) or run_rules.rule_for(summary):
+            shards = run_rules.rule_against_shards(summary)
             decision = RetentionDecision(
                 summary.run, summary.location, "drop-shards" if shards else "keep", shards or reason
             )
         else:
             decision = RetentionDecision(
-                summary.run, summary.location, "drop", run.rules_against(summary)
+                summary.run, summary.location, "drop", run_rules.rules_against(summary)
             )
         decisions.append(
             replace(with_action(decision, summary, now, grace), any_shards=rules.shards == 0)
@@ -237,14 +237,14 @@ class _RunRules:
         self._conflicts = {s.checkpoint for s in locations if s.status == "CONFLICT"}
         self._newer_counts: dict[str, int] = {}  # location → how many verified ones are newer
         self._sizes_to: dict[str, int] = {}  # location → bytes of it and of all that is newer
-        names = {s.location for s in verified}
+        verified_names = {s.location for s in verified}
         count = total = 0
         for summary in locations:
             total += (
                 0 if summary.shards_retired and summary.shards_deleted else summary.size
             ) + summary.model_size
             self._newer_counts[summary.location], self._sizes_to[summary.location] = count, total
-            count += summary.location in names
+            count += summary.location in verified_names
         values = [evidence.metrics.get(s.location) for s in verified] if rules.keep_best else []
         self._values = [value for value in values if value is not None]
 

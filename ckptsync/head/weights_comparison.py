@@ -44,20 +44,24 @@ class _RecordedModel:
 
 
 def record_weights(
-    store: Store, record: ModelRecord, plain: WeightsRecord, doubts: Iterable[str], norm_jump: float
+    store: Store,
+    record: ModelRecord,
+    counts: WeightsRecord,
+    doubts: Iterable[str],
+    norm_jump: float,
 ) -> None:
     """Write the weights record of a model with its findings, and further records of later models.
 
     It is compared with up to `EARLIER` models before it, whose records are read. Up to `EARLIER`
     models after it are compared again; one whose findings change gets a further record.
 
-    ``plain``: the record without findings; ``doubts``: why the model may lack tensors, each becomes
-    a `SMALLER` finding; ``norm_jump``: see `find_weights`. Raise StoreError, and Unsupported for a
+    ``counts``: the record without findings; ``doubts``: why the model may lack tensors, each a
+    `SMALLER` finding; ``norm_jump``: see `find_weights`. Raise StoreError, and Unsupported for a
     record that is too long.
     """
     run, location = record.run, record.location
     step = _series_and_step(location)[1]
-    own_model = with_values(location, inf if step is None else step, record.tensors, plain.values)
+    own_model = with_values(location, inf if step is None else step, record.tensors, counts.values)
     places_before, places_after = _list_neighbours(store, run, location)
     earlier = [r.model for r in _read_models(store, run, reversed(places_before), EARLIER)]
 
@@ -72,7 +76,7 @@ def record_weights(
     smaller = [WeightsFinding(SMALLER, doubt) for doubt in doubts]
     findings = (*find_weights(own_model, earlier, read_first, norm_jump), *smaller)
     compared = tuple(model.location for model in earlier)
-    create_record(store, replace(plain, findings=findings, compared=compared))
+    create_record(store, replace(counts, findings=findings, compared=compared))
     models = [own_model, *earlier]
     for later in [*_read_models(store, run, places_after, EARLIER)]:
         models_before = models[:EARLIER]
@@ -122,11 +126,11 @@ def _list_neighbours(store: Store, run: str, location: str) -> tuple[list[_Place
     series, step = _series_and_step(location)
     places: dict[float, str] = {}
     for name in sorted(store.dirs(f"{run}/{RECORDS}/")) if step is not None else ():
-        its_series, its_step = _series_and_step(name)
-        if its_step not in (None, step) and (inf in (step, its_step) or its_series == series):
-            places[its_step or 0] = name
+        other_series, other_step = _series_and_step(name)
+        if other_step not in (None, step) and (inf in (step, other_step) or other_series == series):
+            places[other_step or 0] = name
     ordered = sorted(places.items())
-    own_index = sum(its_step < (step or 0) for its_step in places)
+    own_index = sum(other_step < (step or 0) for other_step in places)
     return ordered[:own_index], ordered[own_index:]
 
 

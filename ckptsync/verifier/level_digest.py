@@ -126,20 +126,21 @@ def choose_sample(files: Iterable[ExpectedFile], sample: Sample) -> list[Stretch
     stretches: list[Stretch] = []
     for file in files:
         if file.size > PIECE and file.tensors:
-            for start, end, own in ((t.start, t.start + t.size, t.digest) for t in file.tensors):
-                own_digests = RangeDigests(file.size, file.recorded.digest, (start, end), ("", own))
-                stretches += [Stretch(file, start, end, own_digests)] if start < end else []
+            for tensor in (tensor for tensor in file.tensors if tensor.size):
+                ends = tensor.start, tensor.start + tensor.size
+                digests = RangeDigests(file.size, file.recorded.digest, ends, ("", tensor.digest))
+                stretches.append(Stretch(file, *ends, digests))
         else:
             stretches += _stretches(file, PIECE if file.recorded.blocks else file.size)
     draws = [digest(f"{sample.seed} {s.start} {s.file.name}".encode()) for s in stretches]
     remaining = sample.share * sum(stretch.size for stretch in stretches)
-    chosen = []
+    chosen_indexes = []
     for i in sorted(range(len(stretches)), key=draws.__getitem__):
         if remaining <= 0:
             break
-        chosen.append(i)
+        chosen_indexes.append(i)
         remaining -= stretches[i].size
-    return [stretches[i] for i in sorted(chosen)]
+    return [stretches[i] for i in sorted(chosen_indexes)]
 
 
 def _stretches(file: ExpectedFile, least: int) -> Iterator[Stretch]:

@@ -32,8 +32,10 @@ _BELOW: dict[str, Level] = {UNPARSED: "digest", UNLOADED: "parse"}
 def reached_level(level: Level, findings: Iterable[VerifyFinding]) -> Level:
     """Return ``level``, or the highest below it that was reached for every file, by the notes."""
     details = [f.detail for f in findings if f.kind == "note"]
-    most = [below for sign, below in _BELOW.items() if any(d.startswith(sign) for d in details)]
-    return min((level, *most), key=LEVELS.index)
+    lower_levels = [
+        below for sign, below in _BELOW.items() if any(d.startswith(sign) for d in details)
+    ]
+    return min((level, *lower_levels), key=LEVELS.index)
 
 
 def check_checkpoint(files: TrackedFiles) -> Iterator[VerifyFinding]:

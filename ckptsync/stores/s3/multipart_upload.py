@@ -172,21 +172,19 @@ class KeyTarget:
 
 
 class Multipart:
-    """A `PartUpload`, which may continue one of the ``list_unfinished`` uploads of earlier tries.
+    """A `PartUpload`, which may continue one of the ``unfinished`` uploads of earlier tries.
 
     ``stored``: the object under a key that must be new. Then nothing is sent, and `commit` raises
     Exists with whether the parts are the same bytes.
     """
 
     def __init__(
-        self, target: KeyTarget, list_unfinished: Sequence[Unfinished], stored: StoredObject | None
+        self, target: KeyTarget, unfinished: Sequence[Unfinished], stored: StoredObject | None
     ) -> None:
         self._bucket, self._key, self._most = target.bucket, target.key, target.most
         is_conditional = target.is_new and target.bucket.keeps_conditions is not False
         self._is_new, self._condition = is_conditional, NEW if is_conditional else {}
-        self._unfinished = sorted(
-            list_unfinished, key=lambda upload: len(upload.parts), reverse=True
-        )
+        self._unfinished = sorted(unfinished, key=lambda upload: len(upload.parts), reverse=True)
         self._stored = stored
         self._lock = threading.Lock()
         self._id = ""
