@@ -17,7 +17,7 @@ reading. Times are seconds on the store's clock.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ckptsync.catalogue.location_summary import Catalogue, Summary, summarize
@@ -82,18 +82,9 @@ class Job:
         if self.kind == "retain":
             return ("ckptsync", "gc", "-c", config, "--stop-after", STOP_AFTER)
         if self.kind == "event":
+            options = ("-c", config, "--on", self.event, "--if-due")
             event_words = ("run", f"{self.run}/{self.location}", self.name)
-            return (
-                "ckptsync",
-                "events",
-                "-c",
-                config,
-                "--on",
-                self.event,
-                "--if-due",
-                "--",
-                *event_words,
-            )
+            return ("ckptsync", "events", *options, "--", *event_words)
         more: tuple[str, ...] = ("--level", self.level or "digest", "--always-report")
         if self.kind == "consolidate":
             more = () if self.location else ("--only-configuration",)
@@ -142,17 +133,8 @@ def head_jobs(locations: Iterable[Summary], configured: Callable[[str], str]) ->
             to_merge.append(summary)
         elif todo == "repair":
             key, size = f"{summary.state} {summary.consolidated}", summary.size + summary.model_size
-            is_once = summary.consolidated
-            repairs.append(
-                Job(
-                    "consolidate",
-                    summary.run,
-                    summary.location,
-                    size,
-                    key=key,
-                    once_per_key=is_once,
-                )
-            )
+            job = Job("consolidate", summary.run, summary.location, size, key=key)
+            repairs.append(replace(job, once_per_key=summary.consolidated))
         elif todo == "configure":
             models.setdefault(summary.run, []).append(summary)
         if summary.checkpoint == FINAL and summary.status not in LEFT_ALONE:

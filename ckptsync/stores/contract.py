@@ -163,7 +163,7 @@ def unwrapped(source: object) -> object:
 def check_size(chunks: Iterable[Chunk], about: About) -> Iterator[Chunk]:
     """Yield the chunks; raise Incomplete if they are more or fewer bytes than ``about.size``.
 
-    The error comes after the last chunk at the latest. Without a size nothing is checked.
+    The first chunk that exceeds the size is not yielded. Without a size nothing is checked.
     """
     size = 0
     for chunk in chunks:
@@ -206,7 +206,7 @@ def checked_prefix(prefix: str) -> str:
 def read_all(store: Store, name: str, limit: int = 256 << 20) -> bytes:
     """Return the bytes of a small file; raise NotFound, or Corrupt above ``limit`` bytes.
 
-    A file that is too large is not read.
+    A file that is too large is not read. Raise StoreError.
     """
     size = store.size(name)
     if size > limit:
@@ -276,7 +276,7 @@ def abandoned_drafts(store: object, now: float) -> Iterator[Entry]:
 
 
 def remove_draft(store: object, name: str) -> bool:
-    """Remove a draft as `KeepsDrafts.remove_draft` does; return False where there are no drafts."""
+    """Remove a draft as `KeepsDrafts.remove_draft` does; return False if the store keeps none."""
     inner = unwrapped(store)
     return isinstance(inner, KeepsDrafts) and inner.remove_draft(name)
 
@@ -319,7 +319,10 @@ def _slice(store: Sliced, prefix: str, after: str, ends: Collection[str]) -> lis
 
 
 def join_slices(parts: Iterable[list[Entry]]) -> list[Entry]:
-    """Return the entries of all slices once each: after a deleted cut two slices overlap."""
+    """Return the entries of all slices (at least one) in order, and each name once.
+
+    After a deleted cut two slices overlap.
+    """
     first, *more = parts
     if not more:
         return first
@@ -327,5 +330,5 @@ def join_slices(parts: Iterable[list[Entry]]) -> list[Entry]:
 
 
 def cuts_of(entries: Sequence[Entry]) -> tuple[str, ...]:
-    """Return each `SLICE`-th name, at which the next listing is cut into slices."""
+    """Return each `SLICE`-th name but the last entry's: there the next listing is cut."""
     return tuple(entry.name for entry in entries[SLICE - 1 : -1 : SLICE])

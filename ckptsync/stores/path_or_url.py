@@ -36,7 +36,10 @@ _CACHED = 8 << 20
 
 
 def list_tree(directory: PathOrUrl, access: Access) -> FileTree:
-    """List all files below a directory; raise ConfigError if there is nothing, StoreError."""
+    """List all files below a directory; return them as they were listed.
+
+    Raise ConfigError if there is nothing, Incomplete if a merge into it has not ended, StoreError.
+    """
     if isinstance(directory, Path):
         return directory_files(str(directory))
     is_dated = directory.kind.keeps_times and store_above(directory, access) is None
@@ -44,9 +47,9 @@ def list_tree(directory: PathOrUrl, access: Access) -> FileTree:
 
 
 def top_files(directory: PathOrUrl, access: Access) -> Files:
-    """List the files directly in a directory that the operator named.
+    """Return the files directly in a directory that the operator named, listed now.
 
-    Links are followed. Raise ConfigError, StoreError.
+    Links in a local one are followed; all of a remote one is listed. Raise as `list_tree`.
     """
     if isinstance(directory, Path):
         return TopFiles(str(directory), follows_links=True)
@@ -79,7 +82,8 @@ def nearby_files(directory: PathOrUrl, access: Access, names: Collection[str]) -
 def store_above(directory: Remote, access: Access) -> Remote | None:
     """Return the nearest directory, at or above this one, that is a store; None without one.
 
-    Raise ConfigError, Transient.
+    Several threads look in each. One that denies access counts as none. Raise ConfigError,
+    Transient.
     """
 
     def has_store(candidate: Remote) -> bool:
@@ -106,7 +110,8 @@ def store_above(directory: Remote, access: Access) -> Remote | None:
 def enclosing_store(directory: PathOrUrl, access: Access) -> tuple[Store, tuple[str, ...]] | None:
     """Return the store at or above a directory, opened, and the directory's path below its root.
 
-    None if there is no store. Raise ConfigError, StoreError.
+    None if there is no store. Each directory above is looked into. Raise ConfigError, StoreError,
+    and as `open_store`.
     """
     if isinstance(directory, Remote):
         above = store_above(directory, access)
