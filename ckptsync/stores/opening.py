@@ -86,8 +86,8 @@ def open_store(
 ) -> Store:
     """Return the store at a URL, to read from; its files may be written, too.
 
-    The file that marks it is read. In a directory it is a witness: every later call raises
-    StoreError if it is missing or another one.
+    The file that marks it is read. In a directory it is a witness: later listings, writes and
+    failed reads raise StoreError if it is missing or another one.
 
     Raises:
         ConfigError: there is no store.

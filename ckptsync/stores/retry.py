@@ -63,12 +63,13 @@ class Persistence:
     def call(self, fn: Callable[[], T], may_repeat: Callable[[], bool] = lambda: True) -> T:
         """Call ``fn`` until it does not raise Transient; return its result.
 
-        After ``patience`` seconds, or if a shutdown was announced, the last error is raised. No try
-        is made before `Transient.after`: if that is later than patience lasts, the error is raised
-        at once. A ConfigError counts as Transient once any call has worked. Other errors are raised
-        unchanged, and so is one after which ``may_repeat`` returns false.
+        It sleeps between tries. ``patience`` seconds after the first failure, or if a shutdown was
+        announced, the last error is raised. No try is made before `Transient.after`: if that is
+        later than patience lasts, the error is raised at once. A ConfigError counts as Transient
+        once any call has worked. Other errors are raised unchanged, and so is one after which
+        ``may_repeat`` returns false.
 
-        A failure is logged if no other call is failing; so is the end of all failures.
+        A warning is logged for a failure while no other call is failing, and when all work again.
         """
         tries, first = 0, 0.0
         is_waiting = False
@@ -149,7 +150,7 @@ class Persistence:
 
 
 def _sleep(seconds: float) -> None:
-    """Sleep for some seconds; return early if a shutdown is announced."""
+    """Sleep for some seconds; return within 0.25 s after a shutdown is announced."""
     end = time.monotonic() + seconds
     while not progress_signs.is_shutting_down() and (remaining := end - time.monotonic()) > 0:
         time.sleep(min(remaining, 0.25))
@@ -213,7 +214,7 @@ class Retrying(StoreWrapper):
         self._persistence.call(lambda: self.inner.delete(name))
 
     def _put(self, chunks: Iterable[Chunk], put: Callable[[Iterable[Chunk]], None]) -> None:
-        """Write ``chunks`` by calling ``put``, again while they can be read again."""
+        """Call ``put`` with ``chunks``; after Transient again, if they can be read again."""
         source = _RepeatableChunks(chunks)
         self._persistence.call(lambda: put(source), lambda: not source.is_spent)
 

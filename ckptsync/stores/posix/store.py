@@ -60,7 +60,8 @@ class PosixStore:
 
     A file system that is not mounted is not an empty store, and the directory that it is mounted on
     does exist. So a ``witness`` may be named: a file that is in the store for ever. If the one that
-    was there at the beginning is missing, every method raises StoreError.
+    was there at the beginning is missing, listings, writes and reads of absent files raise
+    StoreError.
 
     Args:
         root: the directory.
@@ -100,7 +101,7 @@ class PosixStore:
             self._check_root()
 
     def names(self, prefix: str) -> Iterator[Entry]:
-        """Yield the stored files below ``prefix``; close those that are open for long."""
+        """Yield the stored files below ``prefix``; close files open for `TRUSTED_S` seconds."""
         self._files.forget_older(TRUSTED_S)
         with self._listing():
             for name, status in safe_open.files_below(
@@ -123,9 +124,9 @@ class PosixStore:
             return self._retry_stale(name, lambda: stat(self._root, name).st_size)
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
-        """Fill ``out`` from byte ``start``, within the rate limit.
+        """Fill ``out`` from byte ``start``, within the rate limit; the file stays open.
 
-        Raise NotFound, or Corrupt if the file ends before.
+        Raise NotFound, Corrupt if the file ends before, Transient on shutdown.
         """
         if self._pace is None or not out.nbytes:
             self._read_into(name, start, out)
@@ -164,7 +165,8 @@ class PosixStore:
     def open_draft(self, name: str, size: int, origin: str = "") -> Draft:
         """Return a new file of ``size`` bytes to be written in any order, then committed.
 
-        ``origin``: as `About` has it. Raise StoreError.
+        It replaces what has the name. ``origin``: as `About` has it; the draft of a killed writer
+        of the same origin is continued. Raise StoreError.
         """
         draft = self._begin(checked_name(name), origin, replace)
         try:
@@ -215,7 +217,7 @@ class PosixStore:
     ) -> None:
         """Write ``chunks`` to a draft, and give it the name by ``give_name``.
 
-        After an error that may pass the draft stays for the next try.
+        After Transient the draft stays for the next try, if it has an origin; else it is removed.
         """
         draft = self._begin(name, about.origin, give_name)
         try:
@@ -295,8 +297,8 @@ class PosixStore:
     def _retry_stale(self, name: str, call: Callable[[], T]) -> T:
         """Return what ``call`` returns; call it again, once, if it may have seen stale data.
 
-        Stale are a file handle that the NFS server has forgotten, and an absence that is only
-        cached.
+        Stale are a file handle that the NFS server has forgotten, and on a remote file system an
+        absence that is only cached. Other errors are raised.
         """
         try:
             return call()
@@ -318,7 +320,7 @@ class PosixStore:
         return self._reopened(name)
 
     def _reopened(self, name: str) -> OpenFile:
-        """Open a file by its name; later reads use the same descriptor. Raise OSError."""
+        """Open a file by its name, and keep it open for later reads. Raise OSError."""
         self._files.forget(name)
         return self._files.put(name, safe_open.open_file(self._root, name))
 

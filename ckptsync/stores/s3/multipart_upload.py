@@ -91,8 +91,9 @@ class KeyTarget:
     def put_whole(self, data: memoryview) -> None:
         """Store a small file by one request.
 
-        Raise Exists if the key is to be new and exists, with whether it has the same bytes. The
-        first file also tests the server (`_probe_conditional_writes`).
+        Raise Exists if the key is to be new and exists, with whether it has the same bytes. Without
+        conditional writes, or above `_CHEAP` bytes, the key is looked up before. The first small
+        file also tests the server (`_probe_conditional_writes`).
         """
         bucket = self.bucket
         if self.is_new:
@@ -110,7 +111,7 @@ class KeyTarget:
         bucket.persistence.call(lambda: self._put(data))
 
     def begin(self) -> Multipart:
-        """Return an upload in parts; nothing was sent yet.
+        """Return an upload in parts; nothing was sent yet, but unfinished uploads were listed.
 
         If the key is to be new and exists, the upload only compares.
         """
@@ -409,7 +410,7 @@ def list_unfinished(bucket: Bucket, key: str) -> list[Unfinished]:
 def remove_stale(bucket: Bucket, prefix: str) -> None:
     """Remove the uploads below ``prefix`` that are idle for `ABANDONED_AFTER`.
 
-    Only if a store lies there: then every upload was begun by ckptsync. An error is logged, not
+    Only if a store lies there: then every upload was begun by ckptsync. StoreError is logged, not
     raised.
     """
     try:

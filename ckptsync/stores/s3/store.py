@@ -63,7 +63,7 @@ class S3Store:
         self._has_removed_stale = False
 
     def names(self, prefix: str) -> Iterator[Entry]:
-        """Yield the stored files below ``prefix`` (see `Store.names`)."""
+        """Yield the stored files below ``prefix``; all are listed before the first, but on AWS."""
         entries = self._list_entries(self._prefix + checked_prefix(prefix))
         # servers other than AWS list directory by directory
         yield from entries if self._is_aws else sorted(entries)
@@ -114,7 +114,8 @@ class S3Store:
     ) -> None:
         """Call ``take`` with the bytes of ``extent`` front to back, a ``buffer`` at a time.
 
-        One request delivers all of them, unless it breaks. Raise as `read_into`.
+        One request delivers all of them; after a failure another continues. Raise as `read_into`,
+        and StoreError if the object was replaced meanwhile.
         """
         with contextlib.closing(_RangeRead(self, extent)) as reading:
             for position in range(0, extent.size, len(buffer)):
@@ -196,8 +197,9 @@ class S3Store:
     def open_range(self, name: str, start: int, end: int, tag: str) -> tuple[str, Any]:
         """Request bytes ``start`` to ``end``; return the object's tag and the answer's body.
 
-        ``tag``: of the object that earlier bytes were read from; "" before the first ones. Raise
-        NotFound, Corrupt if the file ends before, StoreError if it was replaced.
+        The caller closes the body. Tried once. ``tag``: of the object that earlier bytes were read
+        from; "" before the first ones. Raise NotFound, Corrupt if the file ends before, StoreError
+        if it was replaced, Transient.
         """
         try:
             answer = self.bucket.call(

@@ -149,9 +149,9 @@ class _Received:
 
 
 def _lost(host: str, e: BaseException) -> CkptsyncError | Lost:
-    """Return the error inside those that botocore and urllib3 wrap around it.
+    """Return the innermost error of those that botocore and urllib3 wrap around it, as Lost.
 
-    A CkptsyncError as it is, any other as Lost.
+    A CkptsyncError is returned as it is.
     """
     while not isinstance(e, CkptsyncError):
         causes = [getattr(e, "kwargs", {}).get("error"), *e.args, e.__cause__]

@@ -349,9 +349,10 @@ class Session:
             yield Request(PacketType.WRITE, fields + struct.pack(">I", len(piece)), data=piece)
 
     def read_into(self, handle: bytes, start: int, out: memoryview) -> int:
-        """Fill ``out`` from byte ``start``; return the number of bytes read.
+        """Fill ``out`` from byte ``start``, within the rate limit; return the number of bytes read.
 
-        They are fewer than ``out`` holds only if the file ends before. Raise StatusError.
+        They are fewer than ``out`` holds only if the file ends before. Raise StatusError, after all
+        answers came, if the server refuses.
         """
         end, refusal = len(out), None
         size = self.read_size
