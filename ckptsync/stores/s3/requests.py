@@ -326,7 +326,7 @@ class StoredObject:
     crc: str
 
     def is_same(self, sums: PartSum) -> bool | None:
-        """Return True if the tags are equal, False if size, CRC32 or MD5 differ, None if unknown."""
+        """Return True if the tags are equal, False if size, CRC32 or MD5 differ, else None."""
         if self.size != sums.size or (self.crc and self.crc != base64_of(sums.crc)):
             return False
         if self.tag and unquoted(self.tag) == sums.tag:
