@@ -472,7 +472,7 @@ class ModelBuilder:
         rewritten: set[str] = set()
 
         def write(name: str, chunks: Iterable[Chunk]) -> None:
-            """Write a damaged file, once; leave all others."""
+            """Write a damaged file, once, over the stored one; leave all others. Raise Corrupt."""
             if name in damaged and name not in rewritten:
                 changed = Corrupt(
                     f"{name}: the rebuilt file does not match its model record",

@@ -179,15 +179,7 @@ def check_size(chunks: Iterable[Chunk], about: About) -> Iterator[Chunk]:
 
 
 def too_short(name: str, end: int, start: int, size: int) -> Corrupt:
-    """Return the error for a file that ends before the requested bytes.
-
-    Args:
-        name: the file.
-        end: where the file ends, in bytes.
-        start: the first byte that was requested.
-        size: how many bytes were requested.
-
-    """
+    """Return the error for a file that ends at byte ``end``, before ``size`` from ``start``."""
     return Corrupt(f"{name}: ends at byte {end}, {size} bytes from {start} expected")
 
 

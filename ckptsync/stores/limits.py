@@ -178,7 +178,7 @@ def _parse_entry(word: str) -> tuple[list[int], float | None]:
 
 
 def _parse_rate(text: str) -> float | None:
-    """Return bytes a second, None for "off"; raise ValueError.
+    """Return bytes a second, None for "off"; raise ValueError without a unit, or below 1.
 
     ``K M G T`` are powers of 1024, as rclone's, and so are ``KiB``…; ``KB MB GB TB`` are of 1000.
     """

@@ -85,13 +85,10 @@ class PartTarget(Protocol):
 
 
 def part_size(size: int | None, number: int = 1, least: int = PART) -> int:
-    """Return the bytes of a part: whole MiB, and so many that `MOST` parts suffice.
+    """Return the bytes of a part, at least ``least``: whole MiB, so many that `MOST` parts suffice.
 
-    Args:
-        size: bytes of the file; None if unknown: then parts double after each thousand.
-        number: of the part, from 1. The last part of a file may be smaller.
-        least: the smallest part size that is returned.
-
+    ``size``: bytes of the file; None if unknown: then parts double after each thousand. ``number``:
+    of the part, from 1. The last part of a file may be smaller.
     """
     if size is None:
         return least << ((number - 1) // _STEP)

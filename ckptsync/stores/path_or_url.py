@@ -59,8 +59,9 @@ def top_files(directory: PathOrUrl, access: Access) -> Files:
 def nearby_files(directory: PathOrUrl, access: Access, names: Collection[str]) -> Files:
     """Return the files directly in a directory near one that the user named.
 
-    Of a remote directory, those of ``names``: it is not listed, and each name is looked up. Of a
-    local one, all; links are not followed. Raise ConfigError, Transient.
+    Of a remote directory, those of ``names``: threads look each name up; one to which access is
+    denied counts as absent. Of a local one, all; links are not followed. Raise ConfigError,
+    Transient.
     """
     if isinstance(directory, Path):
         return TopFiles(str(directory), follows_links=False)

@@ -273,13 +273,11 @@ def is_near(source: object) -> bool:
 def _cut_ranges(
     ranges: Sequence[tuple[int, int, int]], reach: int, horizon: int
 ) -> list[_PlannedPiece]:
-    """Return the pieces to read: sorted ranges that are near each other, combined.
+    """Return the pieces to read: ranges that are near each other, combined; long ones cut.
 
-    Args:
-        ranges: start, end, and place in the output.
-        reach: the most bytes of a piece of several ranges.
-        horizon: how far apart in the output the ranges of a piece may be.
-
+    ``ranges``: start, end, and place in the output, sorted. ``reach``: the most bytes of a piece of
+    several ranges; of one it is `MOST`. ``horizon``: the most bytes between the places of the first
+    and another range of a piece.
     """
     pieces: list[_PlannedPiece] = []
     first_position = 0

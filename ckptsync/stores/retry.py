@@ -114,13 +114,9 @@ class Persistence:
     def _seconds_to_wait(self, error: Transient, tries: int, first_failure: float) -> float:
         """Return the seconds until the next try, and count a sign of progress.
 
-        Raise ``error`` if no time is remaining, or a shutdown was announced.
-
-        Args:
-            error: of the last try.
-            tries: how many have failed.
-            first_failure: when the first of them failed, on the clock.
-
+        ``tries``: how many have failed; ``first_failure``: when the first did, on the clock. Raise
+        ``error``, of the last one, if no time is remaining, or less than ``error.after``, or if a
+        shutdown was announced.
         """
         progress_signs.sign()
         spent = self._clock() - first_failure

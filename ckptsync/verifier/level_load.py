@@ -132,7 +132,10 @@ def load_file(
 
 
 def _answer_findings(shown: str, answer: Answer) -> Iterator[VerifyFinding]:
-    """Yield the findings in a child's answer about a file."""
+    """Yield an answer's findings: a fault is damage, a refusal a note; values not finite.
+
+    Each of the first tensors with such values has a finding, the others have one together.
+    """
     if fault := answer.get("fault"):
         yield VerifyFinding("load", shown, fault)
     if refused := answer.get("refused"):

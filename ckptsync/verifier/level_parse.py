@@ -41,7 +41,7 @@ def reached_level(level: Level, findings: Iterable[VerifyFinding]) -> Level:
 def check_checkpoint(files: TrackedFiles) -> Iterator[VerifyFinding]:
     """Yield damage to the structure of a checkpoint, and notes for what cannot be judged.
 
-    Raises StoreError.
+    Without damage also notes on tensors that are, or may be, missing. Raise StoreError.
     """
     yield from _check_closed(files)
     sources: list[WeightsSource] = []

@@ -315,7 +315,8 @@ def _check_levels(
     ``files`` are expected, ``present`` are those stored with their sizes. ``trees``: the
     checkpoint's files, then those of a consolidated model, which ``tensors`` (of its model record)
     are of. Level digest compares CRC32s if no file ``has_digests``; else level load does, for
-    damage from before digests were recorded. Raise StoreError, Unsupported without a loader.
+    damage from before digests were recorded. A sample limits level digest alone. Without
+    ``has_shards`` the checkpoint is not parsed. Raise StoreError, Unsupported without a loader.
     """
     own_tree, model_tree, sample = trees[0], trees[-1], options.sample
     height = LEVELS.index(options.level)

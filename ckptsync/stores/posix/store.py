@@ -150,7 +150,7 @@ class PosixStore:
         self._publish(checked_name(name), chunks, about, replace)
 
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        """Store a new file; raise Exists if the name is taken (see `Store.create`)."""
+        """Store a new file; raise Exists, once the taken name is durable (see `Store.create`)."""
         with contextlib.suppress(NotFound), self._reading(checked_name(name)):
             # no refresh of NFS's cache: if the name is taken after all, `claim` finds out
             safe_open.stat_file(self._root, name)
@@ -177,7 +177,7 @@ class PosixStore:
         return draft
 
     def delete(self, name: str) -> None:
-        """Delete a file if it is there, and the directories that become empty.
+        """Delete a file, durably, if it is there, and the directories that become empty.
 
         Directories that a killed process left empty go too: trainers take a directory for a
         checkpoint.

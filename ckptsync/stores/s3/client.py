@@ -242,13 +242,9 @@ def _split(remote: Remote) -> tuple[str, str]:
 def _config(options: Mapping[str, Any], client_config: Any, stall: float) -> Any:
     """Return botocore's configuration: the user's options, then ours, which count.
 
-    Args:
-        options: the storage_options.
-        client_config: a botocore Config among the client's arguments, or None.
-        stall: seconds without a byte after which a request fails.
-
-    Raise ConfigError for signature version 2.
-
+    ``options``: the storage_options, which precede ``client_config``, a botocore Config or None.
+    ``stall``: seconds without a byte after which a request fails. Raise ConfigError for signature
+    version 2.
     """
     kwargs = {"max_pool_connections": CONNECTIONS, **(options.get("config_kwargs") or {})}
     config = botocore.config.Config(**kwargs)

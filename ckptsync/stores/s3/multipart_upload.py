@@ -308,10 +308,10 @@ class Multipart:
         self._is_ours, self._has_crc = True, kind == "FULL_OBJECT"
 
     def _check_stored(self, e: StoreError, sums: PartSum, *, is_repeated: bool) -> None:
-        """Return if these bytes are stored already; raise StoreError otherwise.
+        """Return if these bytes are stored already; a new key only if the try ``is_repeated``.
 
         The upload is gone, or the name is taken: by an earlier try of this process whose answer was
-        lost, or by another writer. ``is_repeated``: completing was tried before.
+        lost, or by another writer. Then raise Exists for a new key that has a file, else Transient.
         """
         stored = self._bucket.find(self._key)
         if stored and stored.may_be(sums) and (is_repeated or not self._is_new):
