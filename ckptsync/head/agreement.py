@@ -118,7 +118,8 @@ def finished_inputs(store: Store, state: LocationState) -> Inputs | None:
 def check_latest(store: Store, own: Agreement) -> None:
     """Raise Incomplete if another head has created a later agreement, or replaced this one.
 
-    A name can be replaced in a store that cannot create exclusively. Raise StoreError.
+    Lists the records, and reads the agreement back. A name can be replaced in a store that cannot
+    create exclusively. Raise StoreError.
     """
     if not _is_latest(store, own):
         raise _overtaken_error(own)
@@ -166,10 +167,7 @@ def _overtaken_error(own: Agreement) -> Incomplete:
 
 
 def _is_latest(store: Store, own: Agreement) -> bool:
-    """Return whether no later agreement is stored, and this one has its bytes.
-
-    Lists the records, and reads the agreement back. Raise StoreError.
-    """
+    """Return whether no later agreement is stored, and this one has its bytes; raise StoreError."""
     last_number = max(_agreement_times(store, own.run, own.location), default=-1)
     return last_number == own.n and bool(
         has_same_bytes(store, own.name, len(own.data), digest(own.data))

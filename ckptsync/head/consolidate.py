@@ -160,9 +160,9 @@ class InTheWay(Exception):
 def create_file(
     store: Store, prefix: str, abouts: Mapping[str, About], name: str, chunks: Iterable[Chunk]
 ) -> None:
-    """Create a file of the model, unless it has these bytes already.
+    """Create a file of the model below ``prefix``, unless it has these bytes already.
 
-    Raise InTheWay if it has others, StoreError.
+    Raise InTheWay if it has others, Corrupt if the name leads elsewhere, StoreError.
     """
     full_name = checked_own(prefix + name, [prefix])
     if not create_same(store, full_name, chunks, abouts.get(name, UNKNOWN)):
@@ -667,7 +667,7 @@ def source_files(store: Store, state: LocationState, without: Container[str] = (
 def _plan_merge(files: Files, options: MergeOptions, origins: Sequence[_Origin]) -> MergeJob:
     """Return the job of a merge with configuration of these origins, the first of them first.
 
-    If there are several adapters, all are in the model.
+    If there are several adapters, all are in the model. Reads metadata. Raise as `prepare`.
     """
     config = [o.files for o in origins]
     return prepare(files, options, config, code_from=_code_from(origins), every=True)

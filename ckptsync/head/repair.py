@@ -99,7 +99,7 @@ class RepairPlan:
 
     @property
     def doable(self) -> frozenset[str]:
-        """Return the names of what can be repaired on this machine."""
+        """Return the names of what can be repaired here: rebuilt, copied or deleted."""
         return frozenset(
             part.name for part in self.parts if part.how in ("rebuild", "copy", "delete")
         )

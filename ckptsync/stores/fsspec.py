@@ -130,7 +130,7 @@ class GenericStore:
         self._has_warned = False
 
     def names(self, prefix: str) -> Iterator[Entry]:
-        """Yield the stored files below ``prefix`` (see `Store.names`)."""
+        """Yield the files below ``prefix`` (see `Store.names`); all are listed before the first."""
         infos = self._list_infos(
             prefix, "file", lambda fs, path: fs.find(path, detail=True).values()
         )
@@ -197,7 +197,7 @@ class GenericStore:
         self._put(_checked(name), chunks, about, replaces=True)
 
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        """Store a new file; raise Exists if the name is taken (see `Store.create`)."""
+        """Store a new file; raise Exists if the name is taken before, or after, all was sent."""
         self._check_free(_checked(name))
         self._put(name, chunks, about, replaces=False)
 

@@ -140,7 +140,7 @@ def _store_and_prefix(directory: Remote, access: Access) -> tuple[Store, str]:
 
 
 def _size_or_none(store: Store, name: str) -> int | None:
-    """Return the size; None if the file is absent, or access is denied. Raise Transient.
+    """Return the size; None after any error but Transient: the file is absent, or access denied.
 
     Whoever may read a checkpoint may not be allowed to read around it.
     """
@@ -182,7 +182,10 @@ def without_links(directory: PathOrUrl) -> PathOrUrl:
 
 
 def is_inside(directory: PathOrUrl, container: PathOrUrl) -> bool:
-    """Return whether a directory is ``container`` or below it, judged by their names alone."""
+    """Return whether a directory is ``container`` or below it, by their names, links unresolved.
+
+    False for a path and a URL, or two schemes.
+    """
     if isinstance(directory, Path) or isinstance(container, Path):
         return (
             isinstance(directory, Path)

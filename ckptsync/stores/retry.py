@@ -101,7 +101,7 @@ class Persistence:
         return result
 
     def _try_once(self, fn: Callable[[], T]) -> T:
-        """Return what ``fn`` returns; raise a ConfigError as Transient if a call has worked."""
+        """Return what ``fn`` returns; raise a ConfigError as Transient if a call worked before."""
         try:
             result = fn()
         except ConfigError as e:
@@ -126,7 +126,7 @@ class Persistence:
         return min(remaining, max(error.after, self._chance() * backoff(tries, FIRST, CAP)))
 
     def _log_failure(self, error: Transient) -> None:
-        """Count a failing call; log the error if it is the only one."""
+        """Count a failing call; log a warning unless failures were logged and are not over."""
         with self._lock:
             self._failing += 1
             is_first = self._failing_since is None
@@ -136,7 +136,7 @@ class Persistence:
             log.warning("%s: trying again for up to %.0f s", error, self._patience)
 
     def _log_recovery(self) -> None:
-        """Log that the store works again, if it failed before and no call is failing now."""
+        """Log a warning that the store works again, if it failed and no call is failing now."""
         if self._failing_since is None or self._failing:
             return
         with self._lock:

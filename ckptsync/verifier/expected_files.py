@@ -108,7 +108,10 @@ def directory_file(path: str, recorded: FileDigest) -> ExpectedFile:
 
 
 def check_sizes(files: Iterable[ExpectedFile], sizes: Mapping[str, int]) -> Iterator[VerifyFinding]:
-    """Yield a finding for each file that is missing, or has another size; ``sizes``: by name."""
+    """Yield damage: files that are missing, or of another size; a short one with its lost range.
+
+    ``sizes``: of what is stored, by name.
+    """
     for file in files:
         size = sizes.get(file.name)
         if size is None:

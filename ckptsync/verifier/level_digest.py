@@ -112,7 +112,10 @@ def check_digests(
 
 
 def split(file: ExpectedFile, *, in_ranges: bool) -> list[Stretch]:
-    """Return a file as stretches: several if it is large, has blocks, and is read in ranges."""
+    """Return a file as stretches: about `RANGE` bytes each if it is read in ranges, else one.
+
+    One, too, for a file of at most `LARGE` bytes, or without blocks.
+    """
     is_cut = in_ranges and file.size > LARGE and file.recorded.blocks
     return list(_stretches(file, RANGE if is_cut else file.size))
 
@@ -144,7 +147,10 @@ def choose_sample(files: Iterable[ExpectedFile], sample: Sample) -> list[Stretch
 
 
 def _stretches(file: ExpectedFile, least: int) -> Iterator[Stretch]:
-    """Yield all of a file, in stretches of whole blocks that have about ``least`` bytes."""
+    """Yield all of a file, in stretches of whole blocks that have at most ``least`` bytes.
+
+    A block that is larger is one stretch, and so is a file of at most ``least`` bytes.
+    """
     if file.size <= least:
         yield Stretch(file, 0, file.size, file.recorded)
         return

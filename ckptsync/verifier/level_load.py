@@ -267,7 +267,7 @@ class LoaderProcess:
         return answer
 
     def end(self) -> None:
-        """End the process, if it runs."""
+        """Kill the process, if one runs; the next request starts another."""
         if self._child and self._errors:
             self._child.end()
             self._errors.close()

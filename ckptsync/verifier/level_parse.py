@@ -30,7 +30,7 @@ _BELOW: dict[str, Level] = {UNPARSED: "digest", UNLOADED: "parse"}
 
 
 def reached_level(level: Level, findings: Iterable[VerifyFinding]) -> Level:
-    """Return ``level``, or the highest below it that was reached for every file, by the notes."""
+    """Return ``level``; "digest" if a note says `UNPARSED`, "parse" if `UNLOADED`, if lower."""
     details = [f.detail for f in findings if f.kind == "note"]
     lower_levels = [
         below for sign, below in _BELOW.items() if any(d.startswith(sign) for d in details)
@@ -146,7 +146,7 @@ def _check_complete(files: TrackedFiles) -> Iterator[VerifyFinding]:
 
 
 def _check_recorded(files: TrackedFiles, file: str, tensors: Iterable[ModelTensor]) -> None:
-    """Raise Corrupt if a file's tensors are not those of the model record."""
+    """Raise Corrupt if names, places, types or shapes in a file are not those of its record."""
     recorded = {(t.start, t.size, t.name, t.dtype, t.shape) for t in tensors}
     stored = set()
     for tensor in safetensors.tensors(files, file):

@@ -80,10 +80,10 @@ Instruction = tuple[int, int, int, int]
 
 
 def enter() -> str:
-    """Give up privileges, network and access to other processes; called first.
+    """Give up privileges, network and access to other processes, for good; called first.
 
-    Return what could not be given up and why; empty if all was. Root's right to read other users'
-    files stays.
+    Return what could not be given up and why; empty if all was. The rest is given up all the same.
+    Root's right to read other users' files stays.
     """
     return "; ".join(filter(None, (_give_up_privileges(), _refuse(_AT_FIRST))))
 

@@ -124,7 +124,7 @@ class CountedSource:
         self._count(out)
 
     def stream(self, extent: Extent, buffer: memoryview, sink: Sink) -> None:
-        """Send the bytes of an extent to ``sink``, through ``buffer``."""
+        """Send the bytes of an extent to ``sink``, through ``buffer``, each piece counted first."""
 
         def counted(view: memoryview) -> None:
             """Count the bytes, then send them on."""
@@ -142,14 +142,14 @@ class CountedSource:
         return TrackedFiles(tracked, title, shown, self.progress)
 
     def _count(self, view: memoryview) -> None:
-        """Add the bytes of a view, and report them."""
+        """Add the bytes of a view, and report them; the lock is held meanwhile."""
         with self._lock:
             self.read += view.nbytes
             self.progress(view.nbytes)
 
 
 def local_root(source: object) -> str | None:
-    """Return the directory of this machine in which the files lie; None if they lie elsewhere."""
+    """Return the directory of this machine, or of a mount, with the files; None if elsewhere."""
     source = source.source if isinstance(source, CountedSource) else source
     return source.root if isinstance(source, DirectoryFiles) else directory_of(source)
 

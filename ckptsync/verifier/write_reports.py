@@ -47,7 +47,7 @@ def verdict(findings: Iterable[VerifyFinding], *, is_incomplete: bool) -> Verdic
 
 
 def exit_code(reports: Iterable[Report]) -> int:
-    """Return 10 for damage, else 3 for a plain directory that lacks files, else 0."""
+    """Return 10 for damage, else 3 for an incomplete plain directory (no run), else 0."""
     kinds = {(r.verdict, bool(r.run)) for r in reports}
     if any(v == "damaged" for v, _ in kinds):
         return 10

@@ -136,10 +136,12 @@ class PosixStore:
             start += len(piece)
 
     def _read_into(self, name: str, start: int, out: memoryview) -> None:
-        """Fill ``out`` at once; before Corrupt is raised, the file is opened again."""
+        """Fill ``out`` without the rate limit; raise as `read_into`.
+
+        If the file ends before, it is opened again first: on NFS a cached length may be old.
+        """
         with self._reading(checked_name(name)):
             count = self._retry_stale(name, lambda: self._opened(name).read_at(start, out))
-            # on NFS a cached length may be older than what another machine has written
             if count < out.nbytes:
                 count = self._reopened(name).read_at(start, out)
         if count < out.nbytes:
@@ -310,7 +312,7 @@ class PosixStore:
         return call()
 
     def _opened(self, name: str) -> OpenFile:
-        """Return the open file of a name; open it again if it was replaced, or is open for long.
+        """Return the open file of a name; open it again if it was replaced, or after `TRUSTED_S`.
 
         Raise OSError.
         """

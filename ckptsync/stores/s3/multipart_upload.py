@@ -209,7 +209,7 @@ class Multipart:
         return False
 
     def put(self, part: FilePart) -> None:
-        """Send a part; raise Transient if the upload was removed or completed by another writer."""
+        """Send a part, with retries; raise Transient if another writer has ended the upload."""
         about = {"PartNumber": part.number, "UploadId": self._id}
         try:
             self._sums[part.number] = self._bucket.persistence.call(
@@ -321,7 +321,7 @@ class Multipart:
         raise _removed(e) from e
 
     def _taken_by(self, stored: StoredObject, sums: PartSum) -> Exists:
-        """Return the error for an existing key; `abandon` will remove the upload."""
+        """Return the error for an existing key; note that `abandon` may remove the upload."""
         self._is_ours = True  # whoever began the upload: nobody can complete it any more
         return _taken(self._bucket.url(self._key), stored, sums)
 
@@ -357,7 +357,7 @@ class Unfinished:
 
     @property
     def idle(self) -> float:
-        """Seconds since it was begun, or since a part was sent."""
+        """Seconds since it was begun, or since its last part was sent: the fewer."""
         return min([self.age, *(part.age for part in self.parts)])
 
     def agrees(self, part: FilePart, most: int) -> bool | None:
@@ -432,7 +432,7 @@ def remove_stale(bucket: Bucket, prefix: str) -> None:
 
 
 def _list_uploads(bucket: Bucket, prefix: str) -> Iterator[Unfinished]:
-    """Yield the uploads of keys that start with ``prefix``, without their parts."""
+    """Yield the uploads of keys that start with ``prefix``, without parts, page by page."""
 
     def parse(answer: Answer) -> list[Unfinished]:
         """Return the uploads in one answer."""
@@ -498,7 +498,7 @@ def _upload_id(answer: Answer) -> str:
 
 
 def _remove(bucket: Bucket, key: str, upload: str) -> None:
-    """Remove an upload and its parts; do nothing if it is gone."""
+    """Remove an upload and its parts; do nothing if it is gone. Raise StoreError."""
     with contextlib.suppress(UploadGone, NotFound):
         bucket.ask("abort_multipart_upload", key, UploadId=upload)
 

@@ -94,7 +94,7 @@ class S3Store:
         return sorted(filter(_is_plain_name, below))
 
     def size(self, name: str) -> int:
-        """Return the size of a file in bytes; raise NotFound."""
+        """Return the size of a file in bytes; raise NotFound, also for 403 if it is not listed."""
         try:
             return int(self.bucket.head(self._key(name))["ContentLength"])
         except Denied as e:
@@ -139,7 +139,7 @@ class S3Store:
             return  # as it should be
 
     def _key(self, name: str) -> str:
-        """Return the key of a name; raise StoreError if it is longer than S3 permits."""
+        """Return the key of a name; raise StoreError above 1024 bytes, Corrupt if not plain."""
         key = self._prefix + checked_path(name)
         if len(key.encode()) > 1024:
             raise StoreError(
@@ -148,7 +148,7 @@ class S3Store:
         return key
 
     def _send(self, name: str, chunks: Iterable[Chunk], about: About, *, is_new: bool) -> None:
-        """Write ``chunks`` to a key in parts. With an origin an unfinished upload is continued."""
+        """Write ``chunks`` to a key; in parts, with an origin, an unfinished upload continues."""
         key = self._key(name)
         most_parts = (
             -(-about.size // part_size(about.size, least=self.least)) if about.size else MOST

@@ -269,7 +269,7 @@ class Session:
         self._connection.close()
 
     def exchange(self, *requests: Request) -> list[Reply]:
-        """Send all requests, then return their answers in the same order."""
+        """Send all requests, then wait for their answers; return these in the same order."""
         numbers = self._send(requests)
         patience = FSYNC_PATIENCE if any(r.kind == PacketType.EXTENDED for r in requests) else 0.0
         replies: dict[int, Reply] = {}
@@ -279,7 +279,7 @@ class Session:
         return [replies[number] for number in numbers]
 
     def do(self, *requests: Request) -> None:
-        """Send all requests; raise StatusError if one of them is refused."""
+        """Send all, wait for all answers; raise StatusError for the first that is refused."""
         for reply in self.exchange(*requests):
             reply.fields()
 
@@ -464,7 +464,7 @@ class Session:
         return extensions
 
     def _set_request_sizes(self) -> None:
-        """Set how large requests may be, as the server says; 0 means that it does not say."""
+        """Ask how large requests may be; set that, 32 to 255 KiB, unless the server refuses."""
         try:
             (reply,) = self.exchange(Request(PacketType.EXTENDED, text(b"limits@openssh.com")))
             fields = reply.fields(PacketType.EXTENDED_REPLY)

@@ -175,7 +175,10 @@ class ServerFiles:
         return attributes
 
     def is_directory(self, prefix: str) -> bool:
-        """Return whether a prefix ("" or ending in "/") is a directory, reached over no link."""
+        """Return whether a prefix ("" or ending in "/") is a directory, reached over no link.
+
+        Always True for "". Raise StoreError.
+        """
         paths = [self.path(each) for each in _parents(prefix)]
         return _are_directories(self.on(prefix, lambda s: s.stat_paths(paths)))
 
