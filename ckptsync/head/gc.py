@@ -270,8 +270,8 @@ class TrainerMetrics:
 def parse_metrics(data: bytes, step: int | None) -> dict[str, float]:
     """Return the last finite value of every metric that was logged up to and with ``step``.
 
-    None: of all steps. Only the first `_MOST` names in order are returned. ``data``: a
-    `trainer_state.json`, whose ``log_history`` is a list of mappings, in the order of time, with
+    Without ``step`` all steps count. Only the first `_MOST` names in order are returned. ``data``:
+    a `trainer_state.json`, whose ``log_history`` is a list of mappings, in the order of time, with
     ``step`` and what was measured. Raise Corrupt if it is not.
     """
     metrics: dict[str, float] = {}

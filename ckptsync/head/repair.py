@@ -200,7 +200,7 @@ def repair(
 def _is_as_recorded(finding: VerifyFinding, state: LocationState) -> bool:
     """Return whether a finding is not of bytes, and a report with it compared all with digests.
 
-    Then only the file's meaning is wrong. A finding that no unanswered report has: False.
+    Then only the file's meaning is wrong. False if no unanswered report has the finding.
     """
     if finding.kind in OF_BYTES:
         return False
