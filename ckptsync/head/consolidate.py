@@ -435,7 +435,8 @@ class ModelBuilder:
         """Return the job that made a model, planned again, and the files that it reads.
 
         Files beside the model that are undamaged, which are read back, come before other origins.
-        Raise Incomplete if an adapter was summed into a base and the configuration names none.
+        If no configuration decided the merge, none decides the weights now. Raise Incomplete if an
+        adapter was summed into a base and the configuration names none.
         """
         store, record = self._store, _model_record(state)
         prefix = consolidated_prefix(state.run, state.location)

@@ -301,7 +301,7 @@ def slices(store: Store, prefix: str, cuts: Sequence[str]) -> list[Callable[[], 
 
 
 def _slice(store: Sliced, prefix: str, after: str, ends: Collection[str]) -> list[Entry]:
-    """Return the files after ``after`` up to the first one whose name is in ``ends``."""
+    """List the files after ``after``, up to and with the first whose name is in ``ends``."""
     entries = []
     for entry in store.names_after(prefix, after):
         entries.append(entry)

@@ -51,13 +51,13 @@ class PartUpload(Protocol):
     def reuse_part(self, part: FilePart) -> bool:
         """Return True, and count a part as sent, if an earlier try has left exactly these bytes.
 
-        Nothing of the part is sent. Called before `put`; the first call also chooses an unfinished
-        upload to continue, or begins one.
+        Nothing of the part is sent; after False the caller calls `put`. The first call also chooses
+        an unfinished upload to continue, or begins one.
         """
         ...
 
     def put(self, part: FilePart) -> None:
-        """Send a part unless it is there, and give its buffer back."""
+        """Send a part that is not there; on return its buffer may be used again."""
         ...
 
     def commit(self, size: int) -> None:

@@ -291,7 +291,7 @@ def part_of(name: str, origin: str) -> str:
 
 
 def remove_leftover_name(directory_fd: int, last: str, origin: str) -> None:
-    """Remove the temporary name of a file that has its final name ``last``, too.
+    """Remove the temporary name of a file that has its final name ``last``, too; else nothing.
 
     Its writer was killed between the two steps; the temporary name would keep the disk space for
     ever. Raise OSError.

@@ -302,7 +302,7 @@ class Session:
     def make_directory(self, path: bytes) -> Attributes:
         """Make a directory unless the path exists; return the attributes of what is there.
 
-        Raise StatusError if it was refused.
+        Raise StatusError if it was refused, or if it is gone again.
         """
         mkdir_reply, lstat_reply = self.exchange(
             Request(PacketType.MKDIR, text(path) + bytes(4)), Request(PacketType.LSTAT, text(path))
