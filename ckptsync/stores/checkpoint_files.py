@@ -120,7 +120,7 @@ class FileTree:
         raise NotImplementedError
 
     def state(self) -> str:
-        """Return a digest of the names, sizes and times of the files."""
+        """Return a digest of the files' names, sizes, times and inodes, as they were listed."""
         return digest(
             "\n".join(sorted(repr((name, *stamp)) for name, stamp in self._stamps.items())).encode()
         )

@@ -43,19 +43,19 @@ class ReadCounter:
         self._read = self._total = 0
 
     def __call__(self, size: int) -> None:
-        """Count bytes that were read; 0 is a sign of life of a child, and counts as one byte."""
+        """Count bytes that were read, and report; 0 is a child's sign of life, counted as one."""
         with self._lock:
             self._read += size or 1
             self._report()
 
     def expect(self, size: int) -> None:
-        """Count bytes that will be read, each once, even if it is read twice."""
+        """Count bytes that will be read, each once, even if it is read twice; report."""
         with self._lock:
             self._total += size
             self._report()
 
     def _report(self) -> None:
-        """Report the bytes read, and the total: 0 while unknown, never less than was read."""
+        """Report bytes read, and the total: 0 while unknown, never less than was read."""
         self._progress(self._read, max(self._read, self._total) if self._total else 0)
 
 
