@@ -62,10 +62,12 @@ class Agreement:
 
 
 def agree(store: Store, state: LocationState, inputs: Mapping[str, object]) -> Agreement:
-    """Return the latest agreement on a location's model; it says ``inputs``. Create it if needed.
+    """Return the agreement by which this head makes a location's model of ``inputs``.
 
-    Raise Incomplete if another head makes this model of other inputs, and has written something of
-    it within `IDLE`, or if it has made the model since ``state`` was read. Raise StoreError.
+    It is the latest one if that has these inputs. Else the next number is written: there is none
+    yet for this model, or its head has written nothing for `IDLE` seconds. Raise Incomplete if that
+    head has written since, if another head has the same number, or if the model was made since
+    ``state`` was read. Raise StoreError.
     """
     data = msgspec.json.encode(inputs, order="sorted") + b"\n"
     first = next_number(state.records.model_records, state.location, "model")
@@ -93,9 +95,10 @@ class Inputs(msgspec.Struct, frozen=True):
 
 
 def finished_inputs(store: Store, state: LocationState) -> Inputs | None:
-    """Return the latest agreement's inputs, if a damaged model record has its number; else None.
+    """Return the latest agreement's inputs if a stored model record of its number is unreadable.
 
-    None also if the agreement is gone or damaged. Raise StoreError.
+    Unreadable: ``state`` does not have it. None otherwise, and if the agreement is gone or damaged.
+    Raise StoreError.
     """
     prefix = records_prefix(state.run, state.location)
     listed = record_names(entry.name for entry in store.names(prefix))
@@ -115,17 +118,18 @@ def finished_inputs(store: Store, state: LocationState) -> Inputs | None:
 def check_latest(store: Store, own: Agreement) -> None:
     """Raise Incomplete if another head has created a later agreement, or replaced this one.
 
-    A name can be replaced in a store that cannot create exclusively. Raise StoreError.
+    Lists the records, and reads the agreement back. A name can be replaced in a store that cannot
+    create exclusively. Raise StoreError.
     """
     if not _is_latest(store, own):
         raise _overtaken_error(own)
 
 
 def delete_unbound(store: Store, state: LocationState, own: Agreement, name: str) -> None:
-    """Delete a file of the model that no model record names.
+    """Delete the file ``name`` of the model; the caller knows that no record in ``state`` names it.
 
     Raise Incomplete if the agreement is not the latest, or if an undamaged model record was written
-    since ``state`` was read.
+    since ``state`` was read; Corrupt if the name lies outside of the location; StoreError.
     """
     check_latest(store, own)
     names = [entry.name for entry in store.names(records_prefix(state.run, state.location))]
@@ -136,7 +140,10 @@ def delete_unbound(store: Store, state: LocationState, own: Agreement, name: str
 
 
 def _check_unfinished(store: Store, state: LocationState, names: Iterable[str]) -> None:
-    """Raise Incomplete if ``names`` has an undamaged model record that is not in ``state``."""
+    """Read the model records in ``names`` that ``state`` lacks; raise Incomplete if one is sound.
+
+    One of a newer program counts as sound. Raise StoreError.
+    """
     read_before = state.records.model_records
     new_models = {
         name: record
@@ -168,7 +175,10 @@ def _is_latest(store: Store, own: Agreement) -> bool:
 
 
 def _check_idle(store: Store, latest: Agreement) -> None:
-    """Raise Incomplete if a file of the model, or the agreement, is younger than `IDLE`."""
+    """Raise Incomplete if a file of the model, or the agreement, is younger than `IDLE` seconds.
+
+    Writes a small file to learn the time of the store's clock. Raise StoreError.
+    """
     times = [_agreement_times(store, latest.run, latest.location).get(latest.n, 0.0)]
     prefix = consolidated_prefix(latest.run, latest.location)
     times += [entry.mtime for entry in store.names(prefix)]
@@ -180,7 +190,7 @@ def _check_idle(store: Store, latest: Agreement) -> None:
 
 
 def _agreement_times(store: Store, run: str, location: str) -> dict[int, float]:
-    """Return when each of a location's agreements was written, by number; raise StoreError."""
+    """Return each agreement's number and its mtime on the store's clock; raise StoreError."""
     prefix = records_prefix(run, location)
     return {
         int(match[1]): entry.mtime

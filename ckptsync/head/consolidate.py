@@ -46,12 +46,7 @@ from ckptsync.records.manifest import FileEntry
 from ckptsync.records.model_record import ModelFile, ModelRecord, is_same_model
 from ckptsync.records.store_paths import checked_own, checkpoint_of, consolidated_prefix
 from ckptsync.records.weights_findings import NORM_JUMP
-from ckptsync.records.weights_record import (
-    TensorValues,
-    WeightsRecord,
-    rounded,
-    tensors_digest,
-)
+from ckptsync.records.weights_record import TensorValues, WeightsRecord, rounded, tensors_digest
 from ckptsync.stores.checkpoint_files import FileTree, StoreFiles, TopFiles
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, read_all
 from ckptsync.stores.limits import Limits
@@ -86,20 +81,22 @@ class RayCluster:
     def engine(self, state: LocationState, prefix: str, abouts: Mapping[str, About]) -> RayEngine:
         """Return the engine that writes a location's model below ``prefix`` on the cluster.
 
-        ``abouts``: what is known of each file before it is written.
+        Its tasks open the store themselves, and do not share this process's pace. ``abouts``: what
+        is known of each file before it is written.
         """
-        plain = replace(self, limits=replace(self.limits, pace=Limits().pace))  # one process's own
+        # a pace is one process's own
+        unpaced = replace(self, limits=replace(self.limits, pace=Limits().pace))
         present = state.present()
         entries = {path: state.files[path][0].entry for path in present}
-        files = partial(_open_files, plain, present, entries)
-        write = partial(_open_write, plain, prefix, dict(abouts))
+        files = partial(_open_files, unpaced, present, entries)
+        write = partial(_open_write, unpaced, prefix, dict(abouts))
         return RayEngine(self.address, TaskAccess(files, write, (InTheWay,)))
 
 
 def _open_files(
     cluster: RayCluster, present: Mapping[str, tuple[str, int]], entries: Mapping[str, FileEntry]
 ) -> Files:
-    """Open a checkpoint's own files; called on a node of the cluster."""
+    """Open the store on a node of the cluster; return a checkpoint's files, checked by digest."""
     store = open_store(cluster.url, cluster.options, cluster.limits)
     return open_reader(StoreFiles(store, present), [store], entries)
 
@@ -163,9 +160,9 @@ class InTheWay(Exception):
 def create_file(
     store: Store, prefix: str, abouts: Mapping[str, About], name: str, chunks: Iterable[Chunk]
 ) -> None:
-    """Create a file of the model, unless it has these bytes already.
+    """Create a file of the model below ``prefix``, unless it has these bytes already.
 
-    Raise InTheWay if it has others, StoreError.
+    Raise InTheWay if it has others, Corrupt if the name leads elsewhere, StoreError.
     """
     full_name = checked_own(prefix + name, [prefix])
     if not create_same(store, full_name, chunks, abouts.get(name, UNKNOWN)):
@@ -181,10 +178,12 @@ def consolidate_location(
     progress: Progress | None = None,
     work: MergeResources | None = None,
 ) -> tuple[WrittenModel, ...]:
-    """Do what is due of a location as it is now; return what was written.
+    """Read a location; merge, repair or complete its model, as `todo_for` says.
 
-    Without ``location``: complete the models of the whole run. Raise Incomplete, Unsupported,
-    Corrupt or StoreError; of several locations the first error, after all were tried.
+    Return what was written: nothing if nothing was due, or if its records cannot be read. With an
+    empty ``location`` every model of the run is completed, and none is merged or repaired. A repair
+    that finds no damage completes the model. Raise Incomplete, Unsupported, Corrupt or StoreError;
+    of several locations the first error, after all were tried.
     """
     if location:
         names = [checkpoint_of(location), FINAL]
@@ -259,10 +258,12 @@ class ModelBuilder:
         self._directories: dict[str, Files] = {}
 
     def merge(self, state: LocationState) -> WrittenModel:
-        """Merge a checkpoint, write its model and then the model record; return what was written.
+        """Merge a checkpoint into its model; return what was written.
 
-        Raise Incomplete if another head makes this model of other options or inputs, and what
-        `prepare` and the store raise.
+        Writes the agreement, the model's files, the weights record if values were counted, and last
+        the model record; deletes all other files below the model's prefix. Raise Incomplete if
+        another head makes this model of other options or inputs, and what `prepare` and the store
+        raise.
         """
         options, origins = self._choose_inputs(state)
         planned = self._plan_model(state, options, origins, self._base_of(state.run))
@@ -305,9 +306,11 @@ class ModelBuilder:
     def _write_agreed(
         self, state: LocationState, planned: _PlannedModel, agreement: Agreement
     ) -> MergeResult:
-        """Write the planned files of a model, and delete all other files below its prefix.
+        """Write the planned files of a model, then delete all other files below its prefix.
 
-        Raise Incomplete if the agreement is no longer the latest, or if the base has changed.
+        A planned name that holds other bytes is deleted, and writing begins again. Files that have
+        their bytes are kept. A cluster writes the weights, except sums with a base. Raise
+        Incomplete if the agreement is no longer the latest, or if the base has changed.
         """
         store, job = self._store, planned.job
         prefix = consolidated_prefix(state.run, state.location)
@@ -340,10 +343,10 @@ class ModelBuilder:
     def _record_values(
         self, record: ModelRecord, merged: MergeResult, doubts: Iterable[str]
     ) -> Iterator[str]:
-        """Write the weights record of a model if values were counted; yield a note if that fails.
+        """Write the weights record of a model; yield a note if StoreError or Unsupported stops it.
 
-        It is written before the model record, so a model has its values from its first moment. A
-        model without them is complete: whoever may write models may not always write these.
+        Nothing happens before the first item is requested, nor if no values were counted. A model
+        without this record is complete.
         """
         if merged.statistics is None:
             return
@@ -369,9 +372,10 @@ class ModelBuilder:
     def _choose_inputs(self, state: LocationState) -> tuple[MergeOptions, list[_Origin]]:
         """Return the options and origins by which a location's model is made.
 
-        Usually they are this head's. If a damaged model record has an agreement, its options count,
-        and its undamaged files beside the model come first; but no code, which comes from the
-        operator alone.
+        They are this head's, unless a damaged model record has an agreement that can be read. Then
+        the agreement's options count, and the undamaged files that it copied come first, without
+        those with code. An agreement that allows code counts only if this head allows it. Reads
+        those files. Raise Corrupt if the agreement's options are not usable, StoreError.
         """
         options, origins = self._options.merge, self._origins(state)
         inputs = finished_inputs(self._store, state)
@@ -395,9 +399,10 @@ class ModelBuilder:
     def repair(self, state: LocationState, suspects: Collection[str]) -> WrittenModel | None:
         """Write those files of a model again that lack the recorded bytes; None if all have them.
 
-        Only ``suspects`` are read.  The options are the model record's, whatever this head's are.
-        Raise Corrupt, with nothing written under that name, if the sources no longer give the
-        recorded bytes; Incomplete if a source is gone.
+        Only ``suspects``, paths in the model, are read. The options are the model record's, and no
+        record is written. Raise Corrupt, with nothing written under that name, if the sources no
+        longer give the recorded bytes; Incomplete, after all others were written, if a source is
+        gone.
         """
         record = _model_record(state)
         prefix = consolidated_prefix(state.run, state.location)
@@ -423,13 +428,15 @@ class ModelBuilder:
         return WrittenModel(state.run, state.location, state.model_record_name, names, size)
 
     def _has_recorded_bytes(self, prefix: str, file: ModelFile) -> bool:
-        """Return whether a file of a model is stored with the bytes of its record."""
+        """Return whether a file of a model is stored with its recorded bytes; it is read back."""
         return bool(has_same_bytes(self._store, prefix + file.path, file.size, file.digest))
 
     def _plan_repair(self, state: LocationState) -> tuple[MergeJob, Files]:
         """Return the job that made a model, planned again, and the files that it reads.
 
-        Raise Incomplete if an adapter was summed into a base that the configuration does not name.
+        Files beside the model that are undamaged, which are read back, come before other origins.
+        If no configuration decided the merge, none decides the weights now. Raise Incomplete if an
+        adapter was summed into a base and the configuration names none.
         """
         store, record = self._store, _model_record(state)
         prefix = consolidated_prefix(state.run, state.location)
@@ -450,8 +457,8 @@ class ModelBuilder:
             return planned.job, planned.files
         # The model was merged without a configuration, which has come since: plan its
         # weights without it again, else tied tensors would be left out now.
-        plain = source_files(store, state, without=_CONFIGURATIONS)
-        plans = prepare(plain, options, every=True).plans
+        weights_files = source_files(store, state, without=_CONFIGURATIONS)
+        plans = prepare(weights_files, options, every=True).plans
         return replace(planned.job, plans=plans), planned.files
 
     def _rewrite_damaged(
@@ -459,13 +466,14 @@ class ModelBuilder:
     ) -> set[str]:
         """Write the damaged files that a job makes over those stored; return their paths.
 
-        An index that is damaged is written too, although it names files that stay. Raise Corrupt if
-        a file's bytes would not be those of its record, and StoreError.
+        ``damaged``: by path; one that the job does not make is not written. A damaged index is made
+        from all plans. Raise Corrupt, and leave the stored file, if the new bytes are not those of
+        its record; StoreError.
         """
         rewritten: set[str] = set()
 
         def write(name: str, chunks: Iterable[Chunk]) -> None:
-            """Write a damaged file, once; leave all others."""
+            """Write a damaged file, once, over the stored one; leave all others. Raise Corrupt."""
             if name in damaged and name not in rewritten:
                 changed = Corrupt(
                     f"{name}: the rebuilt file does not match its model record",
@@ -495,8 +503,9 @@ class ModelBuilder:
     ) -> _PlannedModel:
         """Return the plan of a location's model, or of its sum with ``base`` if it is one adapter.
 
-        Without ``base`` nothing is summed. Several adapters are not summed either; a note says so.
-        Raise what `prepare` and opening the base raise.
+        Without ``base``, a path or URL, nothing is summed. Several adapters are not summed either;
+        a note of the job says so. Reads the base's metadata. Raise what `prepare` and opening the
+        base raise.
         """
         files = source_files(self._store, state)
         job = _plan_merge(files, options, origins)
@@ -527,10 +536,11 @@ class ModelBuilder:
         )
 
     def add_late_configuration(self, state: LocationState) -> WrittenModel | None:
-        """Add configuration that came after the merge, and write a further model record.
+        """Write configuration that came after the merge, and a further model record that names it.
 
-        Return None if there is nothing to add. Weights stay as they were merged. Raise Incomplete
-        if other bytes are stored under such a name.
+        Return the added files, None if there is nothing to add. Weights stay as they were merged.
+        Raise Incomplete if other bytes are stored under such a name, Corrupt if the model record
+        has no usable options.
         """
         store, record, origins = self._store, _model_record(state), self._origins(state)
         model_paths = {f.path for f in record.files}
@@ -555,8 +565,8 @@ class ModelBuilder:
         added_files: list[ModelFile] = []
         for name, _ in job.beside:
             data = job.content(name)
-            full = checked_own(prefix + name, [prefix])
-            if not create_same(store, full, [data]):  # other bytes may be anyone's
+            full_name = checked_own(prefix + name, [prefix])
+            if not create_same(store, full_name, [data]):  # other bytes may be anyone's
                 raise Incomplete(
                     f"{prefix}{name}: exists with different content, and no model record names it",
                     hint=(
@@ -566,7 +576,7 @@ class ModelBuilder:
                 )
             added_files.append(ModelFile(name, len(data), digest(data)))
         origins_text = " ".join(
-            f"{name}={origins_text.name}" for name, origins_text in _files_from(job, origins)
+            f"{name}={origin.name}" for name, origin in _files_from(job, origins)
         )
         further = replace(
             record,
@@ -586,7 +596,10 @@ class ModelBuilder:
     def _write_record(
         self, record: ModelRecord, written: Sequence[ModelFile], notes: tuple[str, ...]
     ) -> WrittenModel:
-        """Write a model record, unless it is stored; return the model. Raise StoreError."""
+        """Write a model record unless it is stored; return the model with the ``written`` files.
+
+        Raise as `create_record` does.
+        """
         name, _ = create_record(self._store, record)
         files, size = tuple(f.path for f in written), sum(f.size for f in written)
         return WrittenModel(record.run, record.location, name, files, size, notes)
@@ -594,8 +607,10 @@ class ModelBuilder:
     def _origins(self, state: LocationState) -> list[_Origin]:
         """Return where files beside a model come from, after the checkpoint itself, in this order.
 
-        The run's final model; the operator's directory; the newest other checkpoint of the run that
-        has a configuration, and whose model has the very same tensors.
+        The run's newest final model; the operator's directory; if the location has a model record,
+        one other checkpoint with configuration whose model has the very same tensors. A checkpoint
+        that this model's configuration came from precedes the newest. RETIRED and CONFLICT ones
+        lend nothing.
         """
         candidates = [
             s for s in self._run_state.readable if s.run == state.run and s.status not in LEFT_ALONE
@@ -653,26 +668,26 @@ def source_files(store: Store, state: LocationState, without: Container[str] = (
 def _plan_merge(files: Files, options: MergeOptions, origins: Sequence[_Origin]) -> MergeJob:
     """Return the job of a merge with configuration of these origins, the first of them first.
 
-    If there are several adapters, all are in the model.
+    If there are several adapters, all are in the model. Reads metadata. Raise as `prepare`.
     """
     config = [o.files for o in origins]
     return prepare(files, options, config, code_from=_code_from(origins), every=True)
 
 
 def _code_from(origins: Sequence[_Origin]) -> Files | None:
-    """Return the only source that code may come from: the operator's directory, or None."""
+    """Return the only files that code may come from: the last `_CONFIG_FROM` origin, or None."""
     return next((o.files for o in reversed(origins) if o.name == _CONFIG_FROM), None)
 
 
 def _files_from(job: MergeJob, origins: Sequence[_Origin]) -> list[tuple[str, _Origin]]:
-    """Return the files beside the weights that come from one of these origins, with it."""
+    """Return each file beside the weights that comes from one of these origins, with its origin."""
     return [
         (name, origin) for name, files in job.beside for origin in origins if origin.files is files
     ]
 
 
 def _lenders(state: LocationState) -> set[str]:
-    """Return the locations from which the model's configuration was copied."""
+    """Return the other locations from which the model's configuration was copied; maybe none."""
     config = state.model_record.options.get("config", "") if state.model_record else ""
     origins = {word.partition("=")[2] for word in config.split()}
     return origins - {FINAL, _CONFIG_FROM}

@@ -17,7 +17,7 @@ reading. Times are seconds on the store's clock.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ckptsync.catalogue.location_summary import Catalogue, Summary, summarize
@@ -69,28 +69,22 @@ class Job:
 
     @property
     def subject(self) -> str:
-        """Return what messages and heartbeats call the object of this job."""
+        """Return ``run/location`` (with name and event), the run, or "every run": for messages."""
         if self.name:
             return f"{self.run}/{self.location}: {self.name} ({self.event})"
         return f"{self.run}/{self.location}" if self.location else self.run or "every run"
 
     def command(self, config: str) -> tuple[str, ...]:
-        """Return the words of the command that does the job, with a configuration file."""
+        """Return the words of the command that does the job; ``config``: the configuration's path.
+
+        Retention works on every run. A consolidation without location completes a run's models.
+        """
         if self.kind == "retain":
             return ("ckptsync", "gc", "-c", config, "--stop-after", STOP_AFTER)
         if self.kind == "event":
+            options = ("-c", config, "--on", self.event, "--if-due")
             event_words = ("run", f"{self.run}/{self.location}", self.name)
-            return (
-                "ckptsync",
-                "events",
-                "-c",
-                config,
-                "--on",
-                self.event,
-                "--if-due",
-                "--",
-                *event_words,
-            )
+            return ("ckptsync", "events", *options, "--", *event_words)
         more: tuple[str, ...] = ("--level", self.level or "digest", "--always-report")
         if self.kind == "consolidate":
             more = () if self.location else ("--only-configuration",)
@@ -107,11 +101,11 @@ class VerifyPolicy:
 
 
 def todo_for(summary: Summary) -> Todo | None:
-    """Return what is due about a location's model: it is made, repaired or completed; or None.
+    """Return what is due about a location's model.
 
-    Damage to shards delays nothing: bytes that are read are checked, and those that are not read do
-    not matter. If retention has deleted the shards, nothing is merged unless somebody brings them
-    back.
+    Without a model record "merge", once a model can be made and unless retention has deleted the
+    shards. With one "repair" if it has suspects, else "configure", also if nothing is missing. None
+    for `LEFT_ALONE`, or if nothing can be merged. Damage to shards delays nothing.
     """
     if summary.status in LEFT_ALONE:
         return None
@@ -121,9 +115,10 @@ def todo_for(summary: Summary) -> Todo | None:
 
 
 def head_jobs(locations: Iterable[Summary], configured: Callable[[str], str]) -> tuple[Job, ...]:
-    """Return all jobs about models: merges, the newest first; then repairs; then completions.
+    """Return all jobs about models: merges, the last arrived first; repairs; completions.
 
-    A completion adds missing configuration files to the models of a run, one job for each run.
+    A completion adds missing configuration files to the models of a run: at most one job a run.
+    Repairs and completions are in the order of ``locations``.
 
     ``configured``: returns, for a run, a text that changes with the files that an operator
     configured for it; empty without any.
@@ -138,17 +133,8 @@ def head_jobs(locations: Iterable[Summary], configured: Callable[[str], str]) ->
             to_merge.append(summary)
         elif todo == "repair":
             key, size = f"{summary.state} {summary.consolidated}", summary.size + summary.model_size
-            is_once = summary.consolidated
-            repairs.append(
-                Job(
-                    "consolidate",
-                    summary.run,
-                    summary.location,
-                    size,
-                    key=key,
-                    once_per_key=is_once,
-                )
-            )
+            job = Job("consolidate", summary.run, summary.location, size, key=key)
+            repairs.append(replace(job, once_per_key=summary.consolidated))
         elif todo == "configure":
             models.setdefault(summary.run, []).append(summary)
         if summary.checkpoint == FINAL and summary.status not in LEFT_ALONE:
@@ -165,11 +151,10 @@ def head_jobs(locations: Iterable[Summary], configured: Callable[[str], str]) ->
 
 
 def _completion_job(run: str, models: Sequence[Summary], source_key: str) -> Job | None:
-    """Return the job that completes the models of a run; None if there is nothing to add.
+    """Return the job that completes the models of a run; None if no model may gain a file.
 
-    It is one job a run: mostly there is nothing to add, and a process for each location would be
-    too many. Configuration comes with late manifests, from what ``source_key`` stands for, or from
-    the models of the run that lack the least.
+    A model may gain one if manifests came late, if it lacks files and ``source_key`` (which stands
+    for the final model and the operator's files) is not empty, or if another model lacks fewer.
     """
     fewest = min(len(s.to_open) for s in models)
     lenders = [s for s in models if len(s.to_open) == fewest]
@@ -185,10 +170,11 @@ def _completion_job(run: str, models: Sequence[Summary], source_key: str) -> Job
 def verify_jobs_in_store(
     store: Store, catalogue: Catalogue, policy: VerifyPolicy, now: float
 ) -> tuple[Job, ...]:
-    """Return verifications that are due, also of locations that an unreadable record hides.
+    """Return verifications that are due, also of locations that a damaged record hides.
 
-    The catalogue has no summary of those, so they are read. ``now``: seconds; the store's newest
-    mtime counts if it is later. Raise StoreError.
+    The catalogue has no summary of those, so they are read. Locations that a newer program's record
+    hides are left out. ``now``: seconds; the store's newest mtime counts if it is later. Raise
+    StoreError.
     """
     unsupported = {
         (f.run, f.location) for f in catalogue.faults if isinstance(f.error, Unsupported)
@@ -203,10 +189,15 @@ def verify_jobs_in_store(
 
 
 def verify_jobs(locations: Iterable[Summary], policy: VerifyPolicy, now: float) -> tuple[Job, ...]:
-    """Return verifications that are due, in this order.
+    """Return verifications that are due, in this order; within 1 to 3 the last arrived first.
 
-    Damaged files that were uploaded again; locations that were never verified, the newest first;
-    other damage, in case it has passed; the others, the longest unread first.
+    1. Damaged locations that were written since the report, at its level or above.
+    2. Locations that were never verified. A model that may yet be made has `MERGED_WITHIN` seconds
+       from arrival. Without a model: at level stat, only if a file is missing that a node sent.
+    3. Other damage, after `RETRY` seconds, doubled with each report, at most ``policy.every``.
+    4. The others whose time has come (`_list_old`), the longest unread first.
+
+    Locations in `LEFT_ALONE` are left out. ``now``: seconds on the store's clock.
     """
     ranked: list[tuple[int, Summary, Level]] = []
     proven: list[tuple[float, Summary]] = []
@@ -240,8 +231,8 @@ def verify_jobs(locations: Iterable[Summary], policy: VerifyPolicy, now: float) 
 def _last_proof(summary: Summary, level: Level) -> float | None:
     """Return when a report last found no damage in these manifests and this model; None if never.
 
-    Reports at ``level`` count, and those at level digest, which reads every byte: what can be
-    reached above it depends on the files. A raised level is reached when the location is due.
+    Reports count that are at ``level`` or above, or at level digest or above: it reads every byte.
+    Seconds on the store's clock.
     """
     least = min(LEVELS.index(level), LEVELS.index("digest"))
     times = (

@@ -85,11 +85,11 @@ def plan_retention(
     cache: Cache | None = None,
     metrics: TrainerMetrics | None = None,
 ) -> RetentionResult:
-    """Return what is due; write nothing in the store.
+    """Return what is due (``done`` is empty); write nothing in the store.
 
-    A run without rules is left out, but for locations whose removal has begun. A run that cannot be
-    judged is in ``failed``. ``now``: seconds on the store's clock. Raise StoreError if the store
-    cannot be listed.
+    Of a run without rules only locations whose removal has begun are planned. A run whose metrics
+    or rules raise is in ``failed``. ``now``: seconds on the store's clock. Raise StoreError if the
+    store cannot be listed.
     """
     metrics = metrics or TrainerMetrics(store)
     catalogue = read_catalogue(store, cache, request.run)
@@ -122,10 +122,11 @@ def apply_retention(
 ) -> RetentionResult:
     """Mark, withdraw and remove what is due; return what was planned, done, and failed.
 
-    One location's failure stops no other.
+    One location's failure stops no other. Each removal waits `Store.late` seconds.
 
-    ``progress`` gets the bytes of each deleted file. If ``is_over`` returns true after a location,
-    the others are left to the next call. Raise StoreError if the store cannot be listed.
+    ``progress`` gets the bytes of each deleted file. ``is_over`` is asked after each location once
+    something was done or failed: if true, the others are left to the next call. Raise StoreError if
+    the store cannot be listed, or its clock not read.
     """
     cache = cache or Cache()
     metrics, removal = TrainerMetrics(store), Removal(store, cache, progress)
@@ -153,7 +154,7 @@ def apply_retention(
 
 
 def _sized(decision: RetentionDecision, summary: Summary) -> PlannedRemoval:
-    """Return a decision with the files and bytes that it deletes."""
+    """Return a decision with the files and bytes that it deletes, now or after its grace period."""
     files = size = 0
     if decision.action not in ("nothing", "withdraw"):
         if not (summary.shards_retired and summary.shards_deleted):
@@ -167,7 +168,8 @@ def _mark(store: Store, planned: PlannedRemoval, metrics: TrainerMetrics) -> Rem
     """Write the tombstone that marks a location, or its shards; return the outcome.
 
     That of shards holds what the trainer measured, so that the best checkpoints are still known.
-    Raise StoreError, and Corrupt, Unsupported or NotFound if a manifest cannot be read.
+    Raise ConfigError if another run's records lie among its files; Corrupt, Unsupported or NotFound
+    if a manifest cannot be read; StoreError.
     """
     run, location, scope = planned.decision.run, planned.decision.location, planned.decision.scope
     reason = planned.decision.reason
@@ -179,7 +181,10 @@ def _mark(store: Store, planned: PlannedRemoval, metrics: TrainerMetrics) -> Rem
 
 
 def read_manifests(store: Store, names: Iterable[str]) -> dict[str, Manifest]:
-    """Return manifests by name; raise Corrupt, Unsupported, NotFound or StoreError."""
+    """Read manifests; return them by name, without ``names`` that are of no manifest.
+
+    Raise Corrupt, Unsupported, NotFound or StoreError at the first that cannot be read.
+    """
     records = {name: read_record(store, parsed) for name, parsed in record_names(names).items()}
     return {name: r for name, r in records.items() if isinstance(r, Manifest)}
 
@@ -193,10 +198,11 @@ class TrainerMetrics:
         self._known: dict[tuple[str, str], Mapping[str, float] | None] = {}
 
     def values(self, locations: list[Summary], metric: str) -> dict[str, float | None]:
-        """Return location → value of a metric.
+        """Return location → value of a metric: an event's, or else the one that the trainer logged.
 
-        It is None if it is not known yet; there is no entry if it was not measured. What an event
-        measured counts before what the trainer logged.
+        None if a location's metrics cannot be read, or if an event may still measure it: it
+        arrived, or was merged or verified, after the last location that an event measured did.
+        No entry if it was not measured. Raise StoreError.
         """
         by_event = {
             s.location: dict(s.metrics)[metric] for s in locations if metric in dict(s.metrics)
@@ -218,9 +224,10 @@ class TrainerMetrics:
         return by_location
 
     def of(self, summary: Summary) -> Mapping[str, float] | None:
-        """Return all metrics of a location; None if they are damaged or gone.
+        """Return all metrics that a location's trainer logged; None if they cannot be read.
 
-        They are read once. Raise StoreError if the store does not answer.
+        If shards are marked, they are read from a tombstone. They are read once, and remembered.
+        Raise StoreError if the store does not answer.
         """
         key = (summary.run, summary.location)
         if key not in self._known:
@@ -234,7 +241,7 @@ class TrainerMetrics:
     def _of_state(self, summary: Summary) -> Mapping[str, float]:
         """Return the metrics in a location's `trainer_state.json`; none if it has no such file.
 
-        Raise Corrupt if the bytes are not those of its manifest.
+        Raise Corrupt if the bytes are not those of its manifest, and as `read_manifests` does.
         """
         copies = locate_files(read_manifests(self._store, summary.manifests).values()).get(
             TRAINER_STATE
@@ -249,7 +256,7 @@ class TrainerMetrics:
     def _of_tombstone(self, summary: Summary) -> Mapping[str, float]:
         """Return the metrics of the newest tombstone of shards that has any; {} if none has.
 
-        Raise StoreError, or NotFound or Corrupt for a tombstone.
+        Raise StoreError, or NotFound, Corrupt or Unsupported for a tombstone.
         """
         names = (e.name for e in self._store.names(records_prefix(summary.run, summary.location)))
         stones = [p for p in record_names(names).values() if p.kind == "tombstone"]
@@ -261,10 +268,11 @@ class TrainerMetrics:
 
 
 def parse_metrics(data: bytes, step: int | None) -> dict[str, float]:
-    """Return the last finite value of every metric that was logged up to ``step``; raise Corrupt.
+    """Return the last finite value of every metric that was logged up to and with ``step``.
 
-    transformers (trainer_callback.py, TrainerState) logs in ``log_history``, in the order of time:
-    a mapping with ``step`` and what was measured.
+    Without ``step`` all steps count. Only the first `_MOST` names in order are returned. ``data``:
+    a `trainer_state.json`, whose ``log_history`` is a list of mappings, in the order of time, with
+    ``step`` and what was measured. Raise Corrupt if it is not.
     """
     metrics: dict[str, float] = {}
     try:

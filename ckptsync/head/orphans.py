@@ -52,9 +52,12 @@ class Orphan:
 def find_orphans(store: Store, now: float, run: str = "") -> Iterator[Orphan]:
     """Yield all orphaned files of a run, or of the store if ``run`` is empty.
 
-    They are files that no record names and that are older than `IDLE`, and with an empty ``run``
-    also abandoned drafts. A checkpoint is passed over if a node sends it, or if one of its records
-    cannot be read. ``now``: seconds on the store's clock. Raise StoreError.
+    They are files in announced or recorded locations that no record names and whose mtime is more
+    than `IDLE` seconds before ``now``, on the store's clock; files of a model only if it has a
+    model record. With an empty ``run`` abandoned drafts follow. A checkpoint is passed over if a
+    node sends it, or if one of its records cannot be read; so is a location with another run's
+    records in it. The store is listed, and all records are read, before the first. Raise
+    StoreError.
     """
     entries = list(store.names(f"{run}/" if run else ""))
     listed = record_names(e.name for e in entries)
@@ -104,9 +107,10 @@ def delete_orphans(
 ) -> Iterator[Orphan]:
     """Delete orphaned files, while the caller iterates; yield each that is deleted.
 
-    It first waits until what others have written must be visible here. Raise StoreError.
-    Files of a checkpoint are left if a node announces an upload of it by now, or if its records
-    have changed since they were found.
+    It first waits `Store.late` seconds, and lists the checkpoint's records again before each
+    deletion. A file is left if a node announces an upload of its checkpoint by now, or if names of
+    records came or went since it was found; a draft if its writer holds it. ``now``: seconds on the
+    store's clock. Raise StoreError.
     """
     wait_until_visible(store, wait)
     for orphan in orphans:

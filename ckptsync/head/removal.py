@@ -99,9 +99,10 @@ def write_tombstone(
     reason: str,
     metrics: Mapping[str, float] | None = None,
 ) -> str:
-    """Write the next tombstone of a location; return its name. Raise StoreError.
+    """Write the next tombstone of a location; return its name. Raise as `append_record` does.
 
-    ``manifests``: by name, all that count. ``metrics`` are recorded with scope `shards` only.
+    ``manifests``: by name, all that count, at least one: the tombstone is of their location.
+    ``metrics`` are recorded with scope "shards" only; stage "begun" gets a random token.
     """
     first = next(iter(manifests.values()))
     ended: dict[str, int] = {}
@@ -126,7 +127,8 @@ def write_tombstone(
 def check_alone(store: Store, run: str, location: str) -> None:
     """Raise ConfigError if records of another run lie among the files of a location.
 
-    Names come from whoever can write to the store. Raise Corrupt for those of no location.
+    Lists three prefixes. Raise Corrupt if ``run`` or ``location`` is a name that the store itself
+    uses, StoreError.
     """
     own, _, model = own_prefixes(run, location)
     model_root = model.removesuffix(f"{location}/")
@@ -142,9 +144,9 @@ def check_alone(store: Store, run: str, location: str) -> None:
 def files_to_delete(store: Store, run: str, location: str, scope: Scope) -> list[Entry]:
     """Return the files of a location, or its shards, in the order in which they are deleted.
 
-    These are all files below its prefixes, with the copies beside them; those without which nothing
-    opens a checkpoint come first. Raise ConfigError if another run's records lie among them, and
-    StoreError.
+    They are its own files and other nodes' copies, and with scope "location" the model. The files
+    without which nothing opens a checkpoint come first, then all others by name; no record is among
+    them. Raise ConfigError if another run's records lie there, Corrupt, StoreError.
     """
     own, records, model = own_prefixes(run, location)
     prefixes = [own, f"{records}files/", *([model] if scope == "location" else [])]
@@ -162,11 +164,11 @@ def files_to_delete(store: Store, run: str, location: str, scope: Scope) -> list
 
 
 def delete_records(store: Store, run: str, location: str) -> bool:
-    """Delete a location's records but its tombstones, manifests last; return whether it was done.
+    """Delete a location's records, manifests last; return whether it was done.
 
-    Nothing is deleted, and False returned, if files of the location are left. Manifests in other
-    locations that its own have superseded would count again without them, so those are deleted
-    before. Raise StoreError.
+    Nothing is deleted, and False returned, if files of the location are left. Tombstones and
+    announcements of uploads stay. Manifests in other locations that its own have superseded would
+    count again, so they are deleted first. Raise as `files_to_delete` does.
     """
     if files_to_delete(store, run, location, "location"):
         return False
@@ -181,11 +183,12 @@ def delete_records(store: Store, run: str, location: str) -> bool:
     prefixes = own_prefixes(run, location)
     pending = [name for name, m in manifests.items() if m.location == location]
     while pending:
-        m = manifests[pending.pop()]
-        for n in m.supersedes:
-            if n in manifests and manifests[n].node == m.node and n not in superseded:
-                superseded[n] = None
-                pending.append(n)
+        manifest = manifests[pending.pop()]
+        for name in manifest.supersedes:
+            earlier = manifests.get(name)
+            if earlier and earlier.node == manifest.node and name not in superseded:
+                superseded[name] = None
+                pending.append(name)
     for name in reversed(superseded):  # the earliest first
         if (other_location := manifests[name].location) != location:
             store.delete(checked_own(name, own_prefixes(run, other_location)))
@@ -284,12 +287,15 @@ class Removal:
         self._clock, self._wait = clock, wait
 
     def remove(self, decision: RetentionDecision) -> RemovalOutcome:
-        """Remove a location, or its shards, whose grace period is over; return what was done.
+        """Remove a marked location, or its shards; return what was done.
 
-        It writes a tombstone, waits until other machines must see it, looks again, and only then
-        deletes. Nothing is deleted if it is no longer marked, or begun by another head. If it is
-        protected by now, its mark is withdrawn. What has begun to be deleted is deleted to its end.
-        Raise StoreError, and ConfigError if it lies in another run.
+        The caller knows that the grace period is over. It writes the tombstone "begun", waits
+        `Store.late` seconds, reads the location again, and then deletes ("removed"). A removal that
+        has begun, and from which files are missing, is finished at once. Otherwise nothing is
+        deleted if no manifest can be read ("gone"), if new manifests came ("marked again"), or if
+        it is not marked, is protected, or another head has begun ("waits"). A removal that has
+        begun of what is protected by now is "withdrawn". Raise StoreError, Corrupt, and ConfigError
+        if another run's records lie in it.
         """
         run, location, scope = decision.run, decision.location, decision.scope
         check_alone(self._store, run, location)
@@ -325,7 +331,8 @@ class Removal:
     def withdraw(self, run: str, location: str, scope: Scope, reason: str) -> RemovalOutcome:
         """Write that a marked location is kept after all; return what was done. Raise StoreError.
 
-        Nothing is written if its removal has begun, or an earlier one has deleted a file.
+        Nothing is written if it is "gone", or, as result "waits", if its removal has begun or an
+        earlier one has deleted a file. If files are missing it first waits `Store.late` seconds.
         """
         view = self._read_view(run, location, scope)
         if view and not view.is_whole and view.may_come_back:
@@ -342,7 +349,8 @@ class Removal:
     def removable(self, run: str, location: str) -> Summary:
         """Return a location that may be removed now, or whose files are being deleted already.
 
-        Raise ConfigError if it is not in the store, or with what protects it, and StoreError.
+        Nothing is written. Senders' announcements are judged by this machine's clock. Raise
+        ConfigError if it is not in the store, or with what protects it, and StoreError.
         """
         view = self._read_view(run, location, "location")
         if view is None:
@@ -360,7 +368,7 @@ class Removal:
     def _read_view(self, run: str, location: str, scope: Scope) -> _LocationView | None:
         """Return the location as it is now; None if no manifest counts, or one cannot be read.
 
-        Raise StoreError.
+        Reads the location, and through the cache the run's catalogue. Raise StoreError.
         """
         catalogue = read_catalogue(self._store, self._cache, run)
         checkpoint_state = read_location(self._store, run, location)
@@ -376,9 +384,10 @@ class Removal:
     ) -> RemovalOutcome | None:
         """Check whether a removal may begin; return None if it may, else the outcome instead.
 
-        If it has begun, ``view`` is whole. Another head has begun within `LEASE`: nothing is
-        written. The location is protected: its mark is withdrawn if its removal has begun.
-        Manifests have arrived since the mark: it is marked again. Raise StoreError.
+        If it has begun, ``view`` is whole. Another head has begun within `LEASE` seconds: nothing
+        is written. The location is protected: its mark is withdrawn only if its removal has begun.
+        Manifests have arrived since the mark: it is marked again. ``now``: seconds on the store's
+        clock. Raise StoreError.
         """
         summary = view.summary
         if summary.begun and now - summary.marked_at < LEASE:
@@ -394,7 +403,9 @@ class Removal:
     def _protection(self, view: _LocationView, decision: RetentionDecision, now: float) -> str:
         """Return why it must not be removed; empty if it may be.
 
-        Reads who is sending files of it, and the other locations' files. Raise StoreError.
+        Lists who is sending files of it, and reads the locations that would remain. Shards that a
+        training could resume from count as resumable unless ``decision.any_shards``. Raise
+        StoreError.
         """
         summary = view.summary
         conflicts = {s.checkpoint for s in view.others if s.status == "CONFLICT"}
@@ -413,8 +424,9 @@ class Removal:
         return last_protection(summary, view.scope, whole, resumes=resumes)
 
     def _list_whole(self, others: Iterable[Summary], *, resumes: bool) -> Iterator[Summary]:
-        """Yield the newest locations that are verified and not marked, each read again now.
+        """Yield locations that are verified and not marked, the newest first.
 
+        Each is read again just before it is yielded, and passed over if it is not VERIFIED now.
         End after one that can be resumed from, or after the first unless ``resumes``. Raise
         StoreError.
         """
@@ -429,11 +441,13 @@ class Removal:
                     return
 
     def _delete(self, view: _LocationView, checked_at: float | None) -> RemovalOutcome:
-        """Delete the files, then the records; return what was deleted.
+        """Delete the files of the scope, then write "done" for shards, or delete the records.
 
-        ``checked_at``: when the last check began, by ``clock``; None if a removal is only finished.
-        Nothing is deleted if that was more than `PROMPT` ago. Raise ConfigError if another run's
-        records lie among the files, Corrupt, StoreError.
+        Nothing is deleted ("waits") if ``checked_at``, when the last check began by ``clock``, is
+        more than `PROMPT` seconds ago; None: a removal is only finished. Files are listed up to
+        `_LISTINGS` times; if more of a location keep coming, its records stay ("waits"). Otherwise
+        tombstones that one mark covers are deleted, too. Return what was deleted. Raise ConfigError
+        if another run's records lie among the files, Corrupt, StoreError.
         """
         run, location, scope = view.summary.run, view.summary.location, view.scope
         check_alone(self._store, run, location)
@@ -459,7 +473,10 @@ class Removal:
         return view.outcome("removed", reason, files, size)
 
     def _delete_tombstones(self, stones: Mapping[str, Tombstone]) -> None:
-        """Delete a removed location's tombstones whose manifests one mark covers, but that mark."""
+        """Delete all tombstones but the mark with the most manifests, and what it does not cover.
+
+        Nothing is deleted if the location as a whole was never marked.
+        """
         marks = [t for t in stones.values() if t.stage == "marked" and t.scope == "location"]
         broadest_mark = max(marks, key=lambda t: (len(t.manifests), t.n), default=None)
         for name, stone in stones.items():
@@ -471,14 +488,17 @@ class Removal:
                 self._store.delete(checked_own(name, own_prefixes(stone.run, stone.location)))
 
     def _write_tombstone(self, view: _LocationView, stage: Stage) -> str:
-        """Write a tombstone with earlier ones' reason and metrics; return its name."""
+        """Write a tombstone with the mark's reason and earlier ones' metrics; return its name."""
         metrics = next((t.metrics for t in view.state.records.tombstones.values() if t.metrics), {})
         return write_tombstone(
             self._store, view.manifests, view.scope, stage, reason=view.mark, metrics=metrics
         )
 
     def _withdraw(self, view: _LocationView, why: str) -> RemovalOutcome:
-        """Write the tombstone that withdraws, unless files may be missing; return the outcome."""
+        """Write the tombstone that withdraws; return "withdrawn".
+
+        If a removal may have deleted files, write nothing and return "waits".
+        """
         if not view.may_come_back:
             return view.outcome("waits", why)
         write_tombstone(self._store, view.manifests, view.scope, "withdrawn", reason=why)
@@ -489,10 +509,11 @@ class Removal:
 
 
 def keep(store: Store, run: str, location: str, reason: str = "") -> bool:
-    """Keep a location, and withdraw its mark; return whether it was not kept before.
+    """Write a keep of a location, and withdraw its marks; return whether it was not kept before.
 
-    Raise ConfigError if there is no such location; Incomplete if its removal has begun, or an
-    earlier one has deleted files.
+    After a new keep it waits `Store.late` seconds. Marks of shards that are deleted stay. Raise
+    ConfigError if there is no such location; Incomplete, with the keep written, if its removal has
+    begun, or an earlier one has deleted files; StoreError.
     """
     state_before = _read_readable(store, run, location)
     is_new = not keep_reason(state_before.records.keeps)
@@ -527,7 +548,8 @@ def keep(store: Store, run: str, location: str, reason: str = "") -> bool:
 def plan_removal(store: Store, run: str, location: str) -> Summary:
     """Return a location that may be removed by hand; nothing is written.
 
-    Raise ConfigError if there is no such location, or with what protects it.
+    Raise ConfigError if there is no such location, or with what protects it; the error of a record
+    that cannot be read; StoreError.
     """
     _read_readable(store, run, location)
     check_alone(store, run, location)
@@ -535,10 +557,11 @@ def plan_removal(store: Store, run: str, location: str) -> Summary:
 
 
 def remove_by_hand(store: Store, summary: Summary, reason: str) -> RemovalOutcome:
-    """Mark a location and remove it, without a grace period; return what was done.
+    """Mark a location unless it is marked, and remove it without a grace period.
 
-    `plan_removal` checks it again. Raise ConfigError if it is protected; Incomplete if the removal
-    has to be called again.
+    Return the outcome: "removed" or "gone". `plan_removal` checks it first, and `Removal.remove`
+    waits `Store.late` seconds. Raise ConfigError if it is protected; Incomplete if it was not, or
+    not wholly, deleted, and has to be removed again; StoreError.
     """
     run, location = summary.run, summary.location
     if not plan_removal(store, run, location).retired:
@@ -557,9 +580,9 @@ def remove_by_hand(store: Store, summary: Summary, reason: str) -> RemovalOutcom
 
 
 def release(store: Store, run: str, location: str) -> bool:
-    """Release a location, so that rules decide about it again; return whether it was kept.
+    """Write that a location is no longer kept, so that rules decide; return whether it was kept.
 
-    Raise ConfigError if there is no such location.
+    Nothing is written if it was not. Raise ConfigError if there is no such location; StoreError.
     """
     state = _read_readable(store, run, location)
     if not keep_reason(state.records.keeps):
@@ -571,7 +594,7 @@ def release(store: Store, run: str, location: str) -> bool:
 def _read_readable(store: Store, run: str, location: str) -> LocationState:
     """Return a location; raise ConfigError if there is none, or the error of an unreadable record.
 
-    Damaged keeps and records that are made anew are ignored.
+    Unreadable keeps, and damaged records that are made anew, are ignored.
     """
     checkpoint_state = read_location(store, run, location)
     for fault in checkpoint_state.faults:

@@ -99,7 +99,7 @@ class RepairPlan:
 
     @property
     def doable(self) -> frozenset[str]:
-        """Return the names of what can be repaired on this machine."""
+        """Return the names of what can be repaired here: rebuilt, copied or deleted."""
         return frozenset(
             part.name for part in self.parts if part.how in ("rebuild", "copy", "delete")
         )
@@ -112,10 +112,11 @@ def plan_repair(
     findings: Sequence[VerifyFinding],
     nodes: Mapping[str, NodeState],
 ) -> RepairPlan:
-    """Return what to do about a location.
+    """Return what to do about a location; no parts if nothing of it is damaged. Pure.
 
     ``run_state``: all of its run; ``findings``: all known damage, reported or not; ``nodes``: by
-    id.
+    id. Findings about files that no record names are left out; so are all findings if the
+    location's manifests cannot be read, and those about shards that retention deletes.
     """
     state = next((s for s in run_state.readable if (s.run, s.location) == (run, location)), None)
     parts = [_plan_record(fault, state, nodes) for fault in run_state.faults_of(run, location)]
@@ -155,11 +156,12 @@ def repair(
 ) -> tuple[str, ...]:
     """Do the parts of a plan that can be done here; return the names that were written or deleted.
 
-    Before a damaged keep or tombstone is deleted, a keep is written that protects the location. A
-    copy is passed over if its file has moved since the plan. ``state``: the location as it was
-    planned. Raise the first error; what was done before it stays.
+    Names are relative to the run. Before a damaged keep or tombstone is deleted, a keep is written
+    that protects the location. Copies write over the damaged files; without ``state``, the location
+    as it was planned, or if the file has moved, they are passed over. One consolidation of the
+    location rebuilds all that is due. Raise the first error; what was done before it stays.
     """
-    done: list[str] = []
+    changed_names: list[str] = []
     for part in plan.parts:
         name = f"{plan.run}/{part.name}"
         if part.how in ("delete", "copy"):
@@ -171,9 +173,9 @@ def repair(
                 checkpoint = checkpoint_of(plan.location)
                 reason = f"its {record.kind} was damaged: release it if it may be deleted"
                 keep = Keep(plan.run, checkpoint, plan.location, 0, keeps=True, reason=reason)
-                done.append(append_record(store, keep).removeprefix(f"{plan.run}/"))
+                changed_names.append(append_record(store, keep).removeprefix(f"{plan.run}/"))
             store.delete(name)
-            done.append(part.name)
+            changed_names.append(part.name)
         elif part.how == "copy" and state is not None:
             copies = (
                 located for copies_of_path in state.files.values() for located in copies_of_path
@@ -187,18 +189,18 @@ def repair(
             )
             stored_copy = StoredCopy(store, part.source, entry.size, entry.digest, error)
             store.write(name, stored_copy, About(entry.size))
-            done.append(part.name)
+            changed_names.append(part.name)
     if any(part.how == "rebuild" for part in plan.parts):
         prefix = consolidated_prefix(plan.run, plan.location).removeprefix(f"{plan.run}/")
         for model in consolidate_location(store, plan.run, plan.location, options):
-            done += [prefix + name for name in model.files]
-    return tuple(done)
+            changed_names += [prefix + name for name in model.files]
+    return tuple(changed_names)
 
 
 def _is_as_recorded(finding: VerifyFinding, state: LocationState) -> bool:
-    """Return whether a finding is not of bytes, and its report compared all bytes with digests.
+    """Return whether a finding is not of bytes, and a report with it compared all with digests.
 
-    Then only the file's meaning is wrong.
+    Then only the file's meaning is wrong. False if no unanswered report has the finding.
     """
     if finding.kind in OF_BYTES:
         return False
@@ -215,9 +217,10 @@ def _damage_text(finding: VerifyFinding) -> str:
 
 
 def _stored_digests(run_state: StoreState, state: LocationState) -> dict[str, str]:
-    """Return digest → a stored name with these bytes, which no report calls damaged.
+    """Return digest → a stored name with these bytes, which no unanswered report names.
 
-    It is in the location itself, else in a VERIFIED location of the run.
+    It is in the location itself, with its size, else in a VERIFIED location of the run that has its
+    shards.
     """
     stored = {}
     for other_state in run_state.readable:
@@ -243,7 +246,12 @@ def _plan_shard(
     stored: Mapping[str, str],
     nodes: Mapping[str, NodeState],
 ) -> Repair:
-    """Return what to do about a damaged shard; ``stored``: see `_stored_digests`."""
+    """Return what to do about a damaged shard, given with its path.
+
+    "lost" if it has the bytes that were uploaded; "copy" if ``stored`` (`_stored_digests`) has its
+    digest and its bytes differ. Otherwise the nodes decide: "ask" if one runs and may have it, else
+    "away" if one does not run, else "lost", with the consequences.
+    """
     path, copy = shard
     damage = _damage_text(finding)
     if _is_as_recorded(finding, state):
@@ -299,7 +307,9 @@ def _plan_model_file(
 ) -> Repair:
     """Return what to do about a damaged file of the model.
 
-    ``shards``: the repairs of damaged shards that it may be made of.
+    "rebuild", or "later" if a damaged shard that the model needs can be repaired. "lost" if such a
+    shard is lost, if the shards were deleted, or if it has the recorded bytes. ``shards``: the
+    repairs of damaged shards.
     """
     name, damage = finding.name, _damage_text(finding)
     if _is_as_recorded(finding, state):
@@ -320,7 +330,7 @@ def _plan_model_file(
 
 
 def _list_tensors(finding: VerifyFinding, state: LocationState) -> tuple[str, ...]:
-    """Return a line with the tensors in the damage; of a missing file of the model, all in it."""
+    """Return a line with the tensors in the damage; all of a model's file if it names none."""
     path = finding.name.removeprefix(f"{CONSOLIDATED}/{state.location}/")
     recorded = state.model_record.tensors if state.model_record else ()
     names = finding.tensors or tuple(t.name for t in recorded if t.file == path)
@@ -330,7 +340,13 @@ def _list_tensors(finding: VerifyFinding, state: LocationState) -> tuple[str, ..
 def _plan_record(
     fault: Fault, state: LocationState | None, nodes: Mapping[str, NodeState]
 ) -> Repair:
-    """Return what to do about an unreadable record, by its kind; a newer program's one is left."""
+    """Return what to do about an unreadable record.
+
+    "later": a newer program wrote it, or its name is none that a program writes. "delete": a later
+    model record or report replaces it, or it is of a kind in `_DELETED`. "ignore": a report. Model
+    records: see `_plan_model_record`. A manifest by its node: "lost" if that cannot supply it,
+    "ask" if it runs, else "away".
+    """
     name, kind = fault.name.removeprefix(f"{fault.run}/"), fault.record.kind
     damage = str(fault.error).removeprefix(f"{fault.name}: ")
     if isinstance(fault.error, Unsupported):
@@ -365,7 +381,7 @@ def _plan_record(
 
 
 def _plan_model_record(name: str, damage: str, state: LocationState | None) -> Repair:
-    """Return a model record's repair: a rebuild, or a loss if the shards were deleted."""
+    """Return a model record's repair: "rebuild", or "lost" if shards that it needs were deleted."""
     why = state.conditions.shards if state else ""
     if state is None or not why or state.demands.model.keys() <= state.present().keys():
         return Repair(name, "rebuild", "ckptsync writes it again together with the model", damage)

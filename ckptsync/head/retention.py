@@ -86,27 +86,28 @@ def decide(
     now: float,
     grace: float = 0.0,
 ) -> tuple[RetentionDecision, ...]:
-    """Return one decision a location, the newest first.
+    """Return one decision a location, with the action that is due, the newest first. Pure.
 
+    A location is kept if it is protected or a rule keeps it; then its shards may be dropped.
     ``locations``: all of one run, also those that are marked. ``now`` and ``grace`` in seconds, on
     the store's clock. A location whose removal has begun counts for no rule.
     """
     ordered = by_age(locations)[::-1]
-    run = _RunRules([s for s in ordered if not is_being_deleted(s)], rules, evidence, now)
+    run_rules = _RunRules([s for s in ordered if not is_being_deleted(s)], rules, evidence, now)
     decisions = []
     for summary in ordered:
         if is_being_deleted(summary):
             decision = RetentionDecision(
                 summary.run, summary.location, "drop", f"its removal has begun: {summary.retired}"
             )
-        elif reason := run.protection(summary) or run.rule_for(summary):
-            shards = run.rule_against_shards(summary)
+        elif reason := run_rules.protection(summary) or run_rules.rule_for(summary):
+            shards = run_rules.rule_against_shards(summary)
             decision = RetentionDecision(
                 summary.run, summary.location, "drop-shards" if shards else "keep", shards or reason
             )
         else:
             decision = RetentionDecision(
-                summary.run, summary.location, "drop", run.rules_against(summary)
+                summary.run, summary.location, "drop", run_rules.rules_against(summary)
             )
         decisions.append(
             replace(with_action(decision, summary, now, grace), any_shards=rules.shards == 0)
@@ -119,7 +120,9 @@ def with_action(
 ) -> RetentionDecision:
     """Return the decision with the action due at ``now``, its scope, and the seconds of grace left.
 
-    While seconds are left the action is `wait`. A removal that has begun is not withdrawn.
+    What is dropped is marked, or removed if it was marked ``grace`` seconds ago; it waits before,
+    and for ``grace`` seconds after a withdrawal. What is kept is withdrawn if it is marked. A
+    removal that has begun goes on ("remove"), or is "nothing" once the shards are deleted.
     """
     verdict = decision.verdict
     # A location marked as a whole is removed, or its mark withdrawn, before its shards matter.
@@ -195,7 +198,7 @@ def is_being_deleted(summary: Summary) -> bool:
 
 
 def is_verified(summary: Summary) -> bool:
-    """Return whether a location is VERIFIED, or is RETIRED and was VERIFIED when it was marked."""
+    """Return whether a location is VERIFIED, or would be if it were not RETIRED."""
     return summary.status == "VERIFIED" or (
         summary.status == "RETIRED"
         and summary.model
@@ -218,7 +221,10 @@ class _RunRules:
     def __init__(
         self, locations: Sequence[Summary], rules: Rules, evidence: RunEvidence, now: float
     ) -> None:
-        """Find the newest location of each kind, and count each location's newer ones and bytes."""
+        """Find the newest location of each kind, and count each location's newer ones and bytes.
+
+        ``now``: seconds on the store's clock.
+        """
         self._rules, self._evidence, self._now = rules, evidence, now
         self._last_models = last_models(locations)
         verified = [s for s in locations if is_verified(s) and s.location not in self._last_models]
@@ -231,14 +237,14 @@ class _RunRules:
         self._conflicts = {s.checkpoint for s in locations if s.status == "CONFLICT"}
         self._newer_counts: dict[str, int] = {}  # location → how many verified ones are newer
         self._sizes_to: dict[str, int] = {}  # location → bytes of it and of all that is newer
-        names = {s.location for s in verified}
+        verified_names = {s.location for s in verified}
         count = total = 0
         for summary in locations:
             total += (
                 0 if summary.shards_retired and summary.shards_deleted else summary.size
             ) + summary.model_size
             self._newer_counts[summary.location], self._sizes_to[summary.location] = count, total
-            count += summary.location in names
+            count += summary.location in verified_names
         values = [evidence.metrics.get(s.location) for s in verified] if rules.keep_best else []
         self._values = [value for value in values if value is not None]
 
@@ -264,9 +270,9 @@ class _RunRules:
         return ""
 
     def rule_for(self, summary: Summary) -> str:
-        """Return why a rule, or all limits together, keep a location; empty if they do not.
+        """Return why the first rule that keeps it, or all limits together, keep a location.
 
-        Without any rule or limit everything is kept.
+        Empty if none does. Without any rule or limit everything is kept ("no rule deletes it").
         """
         rules, limits = list(self._keeping(summary)), list(self._limits(summary))
         if why := next((why for keeps, why, _ in rules if keeps), ""):
@@ -276,7 +282,7 @@ class _RunRules:
         return "" if rules or limits else "no rule deletes it"
 
     def rules_against(self, summary: Summary) -> str:
-        """Return why no rule and no limit keeps a location."""
+        """Return why no rule keeps a location, and which limits it exceeds. `rule_for` is empty."""
         judgements = (*self._keeping(summary), *self._limits(summary))
         why = ", ".join(against for holds, _, against in judgements if not holds)
         if is_verified(summary):
@@ -284,7 +290,11 @@ class _RunRules:
         return f"{summary.status.lower()}, and a newer checkpoint is verified; {why}"
 
     def _keeping(self, summary: Summary) -> Iterator[tuple[bool, str, str]]:
-        """Yield, for each rule that keeps some: whether it keeps this one, why, and why not."""
+        """Yield, for each rule that keeps some: whether it keeps this one, why, and why not.
+
+        `keep_best` also keeps a location whose metric could not be read, and, while no verified
+        location has the metric, every one without it. Equal values share a rank.
+        """
         keep_last, keep_every, best = (
             self._rules.keep_last,
             self._rules.keep_every,
@@ -313,7 +323,11 @@ class _RunRules:
                 yield better < best.count, why, against
 
     def _limits(self, summary: Summary) -> Iterator[tuple[bool, str, str]]:
-        """Yield, for each limit: whether this one is within it, why it is kept, and why not."""
+        """Yield, for each limit: whether this one is within it, why it is kept, and why not.
+
+        It is younger than `max_age` since it was written; it and all newer ones have at most
+        `max_size` bytes.
+        """
         if age := self._rules.max_age:
             is_young = self._now - self._written[summary.location] < age
             yield is_young, f"younger than {show_duration(age)}", f"older than {show_duration(age)}"
@@ -342,7 +356,10 @@ class _RunRules:
 
 
 def _newest(ordered: Sequence[Summary]) -> set[str]:
-    """Return the newest location, and the newest that is not marked; the newest comes first."""
+    """Return the name of the newest location, and of the newest that is not marked.
+
+    ``ordered``: the newest first; may be empty.
+    """
     return {s.location for s in (*ordered[:1], *[s for s in ordered if not s.retired][:1])}
 
 

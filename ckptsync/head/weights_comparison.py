@@ -24,12 +24,7 @@ from ckptsync.records.weights_findings import (
     find_weights,
     with_values,
 )
-from ckptsync.records.weights_record import (
-    WeightsFinding,
-    WeightsRecord,
-    last_findings,
-    records_of,
-)
+from ckptsync.records.weights_record import WeightsFinding, WeightsRecord, last_findings, records_of
 from ckptsync.safe_names import RECORDS
 from ckptsync.stores.contract import Store
 
@@ -51,31 +46,37 @@ class _RecordedModel:
 def record_weights(
     store: Store,
     record: ModelRecord,
-    plain: WeightsRecord,
+    counts: WeightsRecord,
     doubts: Iterable[str],
     norm_jump: float,
 ) -> None:
     """Write the weights record of a model with its findings, and further records of later models.
 
-    ``plain``: the record without findings; ``doubts``: why the model may lack tensors;
-    ``norm_jump``: see `find_weights`. Raise StoreError, and Unsupported for a record that is too
-    long.
+    It is compared with up to `EARLIER` models before it, whose records are read. Up to `EARLIER`
+    models after it are compared again; one whose findings change gets a further record.
+
+    ``counts``: the record without findings; ``doubts``: why the model may lack tensors, each a
+    `SMALLER` finding; ``norm_jump``: see `find_weights`. Raise StoreError, and Unsupported for a
+    record that is too long.
     """
     run, location = record.run, record.location
     step = _series_and_step(location)[1]
-    own_model = with_values(location, inf if step is None else step, record.tensors, plain.values)
+    own_model = with_values(location, inf if step is None else step, record.tensors, counts.values)
     places_before, places_after = _list_neighbours(store, run, location)
     earlier = [r.model for r in _read_models(store, run, reversed(places_before), EARLIER)]
 
     @cache
     def read_first() -> CountedModel | None:
-        """Return the run's first model before this one, or None. Raise StoreError."""
+        """Return the run's first model before this one, or None; it is read once.
+
+        Raise StoreError.
+        """
         return next((r.model for r in _read_models(store, run, places_before, 1)), None)
 
     smaller = [WeightsFinding(SMALLER, doubt) for doubt in doubts]
     findings = (*find_weights(own_model, earlier, read_first, norm_jump), *smaller)
     compared = tuple(model.location for model in earlier)
-    create_record(store, replace(plain, findings=findings, compared=compared))
+    create_record(store, replace(counts, findings=findings, compared=compared))
     models = [own_model, *earlier]
     for later in [*_read_models(store, run, places_after, EARLIER)]:
         models_before = models[:EARLIER]
@@ -119,35 +120,35 @@ def _series_and_step(location: str) -> tuple[str, float | None]:
 def _list_neighbours(store: Store, run: str, location: str) -> tuple[list[_Place], list[_Place]]:
     """Return the locations of a run before and after one, by step; of each step the last by name.
 
-    Only locations of its series count; the final model belongs to each. Both are empty if its own
-    name has no step. Raise StoreError.
+    Only locations of its series and of other steps count; the final model belongs to each series.
+    Both are empty if its own name has no step. Raise StoreError.
     """
     series, step = _series_and_step(location)
     places: dict[float, str] = {}
     for name in sorted(store.dirs(f"{run}/{RECORDS}/")) if step is not None else ():
-        its_series, its_step = _series_and_step(name)
-        if its_step not in (None, step) and (inf in (step, its_step) or its_series == series):
-            places[its_step or 0] = name
+        other_series, other_step = _series_and_step(name)
+        if other_step not in (None, step) and (inf in (step, other_step) or other_series == series):
+            places[other_step or 0] = name
     ordered = sorted(places.items())
-    own_index = sum(its_step < (step or 0) for its_step in places)
+    own_index = sum(other_step < (step or 0) for other_step in places)
     return ordered[:own_index], ordered[own_index:]
 
 
 def _read_models(
     store: Store, run: str, places: Iterable[_Place], most: int
 ) -> Iterator[_RecordedModel]:
-    """Yield the first ``most`` models that have weights records; read at most `_TRIES` places.
+    """Yield the first ``most`` models with values in their weights records, read one by one.
 
-    Raise StoreError.
+    At most `_TRIES` places are read. Raise StoreError.
     """
     models = (_read_model(store, run, *place) for place in islice(places, _TRIES))
     yield from islice((model for model in models if model), most)
 
 
 def _read_model(store: Store, run: str, step: float, location: str) -> _RecordedModel | None:
-    """Return the model of a location; None if it has none with values that can be read.
+    """Read the model of a location, of its newest model record that can be read.
 
-    Raise StoreError.
+    None if there is none, or no weights record has values of the same tensors. Raise StoreError.
     """
     names = record_names(e.name for e in store.names(records_prefix(run, location)))
     kinds = {name.kind for name in names.values()}

@@ -45,7 +45,7 @@ Of a stored file: size, mtime in seconds, and 0.
 def is_no_content(part: str) -> bool:
     """Return whether a file or directory with this last name is no part of a checkpoint.
 
-    These are unfinished files, and ckptsync's own.
+    These are unfinished files (of any program: ``*.part``, …), and ckptsync's own.
     """
     return part in (SPOOL, RECORDS, MERGING) or _UNFINISHED.fullmatch(part) is not None
 
@@ -120,13 +120,13 @@ class FileTree:
         raise NotImplementedError
 
     def state(self) -> str:
-        """Return a digest of the names, sizes and times of the files."""
+        """Return a digest of the files' names, sizes, times and inodes, as they were listed."""
         return digest(
             "\n".join(sorted(repr((name, *stamp)) for name, stamp in self._stamps.items())).encode()
         )
 
     def ignored_entries(self) -> tuple[str, ...]:
-        """Return a line for each kind of ignored entry: links, devices, odd names."""
+        """Return a line for each kind of ignored entry: its first name, how many more, and why."""
         lines = []
         for odd, names in sorted(self._ignored.items()):
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -178,7 +178,7 @@ class DirectoryFiles(FileTree):
             raise too_short(name, start + count, start, out.nbytes)
 
     def written(self) -> Mapping[str, float]:
-        """Return the files' mtimes; nothing below the directory of a store."""
+        """Return the files' mtimes; nothing if a directory above is a store's (looked up now)."""
         if any((parent / STORE_FILE).is_file() for parent in Path(self.root).parents):
             return {}
         return {name: mtime / 1e9 for name, (_, mtime, _) in self._stamps.items()}
@@ -300,7 +300,7 @@ def _stamp(stat: os.stat_result) -> Stamp:
 
 
 def _refused(path: str, e: OSError) -> StoreError:
-    """Return the StoreError for a path that the system refuses to read."""
+    """Return the StoreError for a path that the system refuses to read, with the system's words."""
     hint = "run ckptsync as the user who trains" if isinstance(e, PermissionError) else ""
     return StoreError(f"{path}: {(e.strerror or str(e)).lower()}", hint=hint)
 
@@ -462,7 +462,7 @@ class TopFiles:
         return self._sizes
 
     def changed(self) -> tuple[str, ...]:
-        """Return the names of files that were replaced, written to or deleted since."""
+        """Return the names of files that were replaced, changed or deleted since construction."""
         return tuple(
             name for name, stamp in self.stamps.items() if stamp != self._current_stamp(name)
         )

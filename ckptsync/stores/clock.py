@@ -19,7 +19,7 @@ _CLOCK = f"{RECORDS}/clocks/~gc"
 
 
 def wait_until_visible(store: Store, wait: Callable[[float], object] = time.sleep) -> None:
-    """Wait `Store.late` seconds: then listings show all that others have written by now."""
+    """Block for `Store.late` seconds: then listings show all that others have written by now."""
     wait(store.late)
 
 
@@ -50,8 +50,8 @@ def measure_offset(store: Store, name: str, farthest: float = DAY) -> int:
 def offset_of(before: float, after: float, mtime: float, farthest: float = DAY) -> int:
     """Return this machine's clock minus the store's in ns, by the time of one file.
 
-    0 if they agree within the error of measuring, or differ by more than ``farthest`` seconds: such
-    a store has no clock.
+    It is a whole number of 10 ms. 0 if they agree within the error of measuring, or differ by more
+    than ``farthest`` seconds: such a store has no clock.
 
     Args:
         before: our clock before the file was written, in seconds.

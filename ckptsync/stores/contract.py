@@ -163,7 +163,7 @@ def unwrapped(source: object) -> object:
 def check_size(chunks: Iterable[Chunk], about: About) -> Iterator[Chunk]:
     """Yield the chunks; raise Incomplete if they are more or fewer bytes than ``about.size``.
 
-    The error comes after the last chunk at the latest. Without a size nothing is checked.
+    The first chunk that exceeds the size is not yielded. Without a size nothing is checked.
     """
     size = 0
     for chunk in chunks:
@@ -179,15 +179,7 @@ def check_size(chunks: Iterable[Chunk], about: About) -> Iterator[Chunk]:
 
 
 def too_short(name: str, end: int, start: int, size: int) -> Corrupt:
-    """Return the error for a file that ends before the requested bytes.
-
-    Args:
-        name: the file.
-        end: where the file ends, in bytes.
-        start: the first byte that was requested.
-        size: how many bytes were requested.
-
-    """
+    """Return the error for a file that ends at byte ``end``, before ``size`` from ``start``."""
     return Corrupt(f"{name}: ends at byte {end}, {size} bytes from {start} expected")
 
 
@@ -206,7 +198,7 @@ def checked_prefix(prefix: str) -> str:
 def read_all(store: Store, name: str, limit: int = 256 << 20) -> bytes:
     """Return the bytes of a small file; raise NotFound, or Corrupt above ``limit`` bytes.
 
-    A file that is too large is not read.
+    A file that is too large is not read. Raise StoreError.
     """
     size = store.size(name)
     if size > limit:
@@ -276,7 +268,7 @@ def abandoned_drafts(store: object, now: float) -> Iterator[Entry]:
 
 
 def remove_draft(store: object, name: str) -> bool:
-    """Remove a draft as `KeepsDrafts.remove_draft` does; return False where there are no drafts."""
+    """Remove a draft as `KeepsDrafts.remove_draft` does; return False if the store keeps none."""
     inner = unwrapped(store)
     return isinstance(inner, KeepsDrafts) and inner.remove_draft(name)
 
@@ -309,7 +301,7 @@ def slices(store: Store, prefix: str, cuts: Sequence[str]) -> list[Callable[[], 
 
 
 def _slice(store: Sliced, prefix: str, after: str, ends: Collection[str]) -> list[Entry]:
-    """Return the files after ``after`` up to the first one whose name is in ``ends``."""
+    """List the files after ``after``, up to and with the first whose name is in ``ends``."""
     entries = []
     for entry in store.names_after(prefix, after):
         entries.append(entry)
@@ -319,7 +311,10 @@ def _slice(store: Sliced, prefix: str, after: str, ends: Collection[str]) -> lis
 
 
 def join_slices(parts: Iterable[list[Entry]]) -> list[Entry]:
-    """Return the entries of all slices once each: after a deleted cut two slices overlap."""
+    """Return the entries of all slices (at least one) in order, and each name once.
+
+    After a deleted cut two slices overlap.
+    """
     first, *more = parts
     if not more:
         return first
@@ -327,5 +322,5 @@ def join_slices(parts: Iterable[list[Entry]]) -> list[Entry]:
 
 
 def cuts_of(entries: Sequence[Entry]) -> tuple[str, ...]:
-    """Return each `SLICE`-th name, at which the next listing is cut into slices."""
+    """Return each `SLICE`-th name but the last entry's: there the next listing is cut."""
     return tuple(entry.name for entry in entries[SLICE - 1 : -1 : SLICE])

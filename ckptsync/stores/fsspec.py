@@ -77,9 +77,10 @@ def configured_options(protocols: tuple[str, ...], known: frozenset[str]) -> Map
     """Return the options that fsspec's own configuration has for these protocols.
 
     fsspec reads ``*.json`` and ``*.ini`` in ~/.config/fsspec (or FSSPEC_CONFIG_DIR), and variables
-    such as FSSPEC_S3_ENDPOINT_URL. Options that are not ``known`` are left out, and their names
-    logged, once for each process. fsspec is imported only if it has a configuration, because that
-    takes time. Raise ConfigError if a file cannot be read.
+    such as FSSPEC_S3_ENDPOINT_URL. Options that are not ``known`` are left out, with a warning of
+    their names; the answer is remembered for the process. fsspec is imported only if it has a
+    configuration: that takes time. Without fsspec a warning is logged, and nothing returned. Raise
+    ConfigError if a file cannot be read.
     """
     directory = os.environ.get("FSSPEC_CONFIG_DIR", "~/.config/fsspec")
     has_variables = any(name.startswith("FSSPEC_") for name in os.environ)
@@ -129,7 +130,7 @@ class GenericStore:
         self._has_warned = False
 
     def names(self, prefix: str) -> Iterator[Entry]:
-        """Yield the stored files below ``prefix`` (see `Store.names`)."""
+        """Yield the files below ``prefix`` (see `Store.names`); all are listed before the first."""
         infos = self._list_infos(
             prefix, "file", lambda fs, path: fs.find(path, detail=True).values()
         )
@@ -196,7 +197,7 @@ class GenericStore:
         self._put(_checked(name), chunks, about, replaces=True)
 
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        """Store a new file; raise Exists if the name is taken (see `Store.create`)."""
+        """Store a new file; raise Exists if the name is taken before, or after, all was sent."""
         self._check_free(_checked(name))
         self._put(name, chunks, about, replaces=False)
 
@@ -212,7 +213,7 @@ class GenericStore:
     def _list_infos(
         self, prefix: str, kind: str, ask: Callable[[Any, str], Iterable[Mapping[str, Any]]]
     ) -> list[tuple[str, Mapping[str, Any]]]:
-        """Return name and fsspec's facts of each entry that ``ask`` lists below ``prefix``.
+        """Return name and fsspec's facts of each entry that ``ask`` lists for ``prefix``.
 
         ``kind``: "file" or "directory"; links are left out. A missing directory has no entries.
         """
@@ -263,8 +264,8 @@ class GenericStore:
     def _close_to_publish(self, fs: Any, name: str, pieces: _Pieces, *, replaces: bool) -> None:
         """Write under the final name; the object appears when the file is closed.
 
-        After an error the file is discarded, and the error is raised. Unless ``replaces``, raise
-        Exists if the name is taken just before the file is closed.
+        After an error the file is discarded, and the error is raised unchanged. Unless
+        ``replaces``, raise Exists if the name is taken just before the file is closed.
         """
         file = fs.open(self._path(name), "wb", block_size=_BLOCK)
         try:

@@ -154,8 +154,8 @@ def parse_schedule(text: str) -> Schedule:
 def _parse_entry(word: str) -> tuple[list[int], float | None]:
     """Return the starts of an entry such as ``Mon-08:00,10M``, and its rate.
 
-    Starts are minutes of the week: one, or one of each day where the entry names none. Raise
-    ValueError if there is no such time or day.
+    Starts are minutes of the week: one, or one of each day where the entry names none. A day is
+    its first three letters or more. Raise ValueError if there is no such time or day.
     """
     matched = _SLOT.fullmatch(word)
     if not matched:
@@ -178,7 +178,7 @@ def _parse_entry(word: str) -> tuple[list[int], float | None]:
 
 
 def _parse_rate(text: str) -> float | None:
-    """Return bytes a second, None for "off"; raise ValueError.
+    """Return bytes a second, None for "off"; raise ValueError without a unit, or below 1.
 
     ``K M G T`` are powers of 1024, as rclone's, and so are ``KiB``…; ``KB MB GB TB`` are of 1000.
     """
@@ -233,7 +233,11 @@ class TokenBucket:
         return MOST_PIECE if rate is None else int(min(MOST_PIECE, max(LEAST_PIECE, rate * GATHER)))
 
     def take(self, count: int) -> None:
-        """Wait until ``count`` bytes may go; raise Transient if the process is to end before."""
+        """Wait until ``count`` bytes may go; raise Transient if the process is to end before.
+
+        Fewer than `_LITTLE` bytes pass larger requests, and go at once in an `urgent` block. A
+        larger request counts a sign of progress at each step.
+        """
         is_small = count < _LITTLE
         with self._lock:
             self._advance()
@@ -281,17 +285,19 @@ class TokenBucket:
 
 
 def _sign_if_large(count: int) -> None:
-    """Count a sign of progress for a request of ``count`` bytes, unless it is a small one.
+    """Count a sign of progress for a request of at least `progress_signs.LEAST` bytes.
 
-    `take` also counts one for each step of a long wait, so that a small bandwidth does not look
-    like a thread that hangs.
+    So a wait for a small bandwidth does not look like a thread that hangs.
     """
     if count >= progress_signs.LEAST:
         progress_signs.sign()
 
 
 def limit(chunks: Iterable[Chunk], limiter: RateLimiter) -> Iterator[memoryview]:
-    """Yield the chunks as small views of bytes, each once the limiter lets it go."""
+    """Yield the chunks as views of at most ``limiter.piece`` bytes, each once it may go.
+
+    It waits in between. Raise as `RateLimiter.take`.
+    """
     for chunk in chunks:
         view = memoryview(chunk)
         flat, piece = view.cast("B") if view.nbytes else memoryview(b""), limiter.piece

@@ -77,7 +77,7 @@ class MemoryStore:
             self._files[name] = (content, next(self._clock))
 
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        """Store a new file; raise Exists if the name is taken."""
+        """Store a new file; raise Exists, after all chunks were read, if the name is taken."""
         content = _join(name, check_size(chunks, about))
         with self._lock:
             if name in self._files:

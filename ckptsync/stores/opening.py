@@ -64,7 +64,8 @@ def is_store(
 ) -> bool:
     """Return whether there is a store at a URL; False if there is nothing.
 
-    Raise ConfigError for a URL that can be no store, StoreError if it cannot be reached.
+    Asks for the file that marks a store. Raise ConfigError for a URL that can be no store,
+    StoreError if it cannot be reached.
     """
     target = located(url)
     if isinstance(target, Path) and not target.is_dir():
@@ -84,6 +85,9 @@ def open_store(
     url: str, storage_options: Mapping[str, object] | None = None, limits: Limits | None = None
 ) -> Store:
     """Return the store at a URL, to read from; its files may be written, too.
+
+    The file that marks it is read. In a directory it is a witness: later listings, writes and
+    failed reads raise StoreError if it is missing or another one.
 
     Raises:
         ConfigError: there is no store.
@@ -137,9 +141,10 @@ def create_store(
 def open_any(
     url: str, storage_options: Mapping[str, object] | None = None, limits: Limits | None = None
 ) -> Store:
-    """Return the files at ``url`` as a store, whether it is marked as a store or not.
+    """Return the files at ``url`` as a store that retries, whether it is marked as one or not.
 
-    A path must be an existing directory. Raise ConfigError, Unsupported.
+    A path must be an existing directory, which is not checked. Nothing of the store is requested.
+    Raise ConfigError, also for a path with ``storage_options``, and Unsupported.
     """
     target, options, limits = located(url), dict(storage_options or {}), limits or Limits()
     if isinstance(target, Path):
@@ -202,7 +207,7 @@ class Access:
         return scheme_options if isinstance(scheme_options, Mapping) else {}
 
     def within(self, memory: int) -> Access:
-        """Return a copy whose uploads hold at most ``memory`` bytes of parts.
+        """Return a copy, which opens stores anew, whose uploads hold at most ``memory`` bytes.
 
         A lower limit that is set already stays.
         """
@@ -224,9 +229,10 @@ def _local_store(target: Path, witness: str, limits: Limits | None) -> Store:
 
 
 def _make_directory(url: str, path: Path) -> None:
-    """Make ``path`` and its name durable; do nothing if it is a directory already.
+    """Make ``path``, and its name durable; do nothing if it is a directory already.
 
-    Raise NoParent, ConfigError if the path cannot be a directory, StoreError.
+    Raise NoParent if the directory above is missing, ConfigError if the path cannot be a directory,
+    StoreError.
     """
     try:
         if path.is_dir():

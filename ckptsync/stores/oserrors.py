@@ -85,7 +85,10 @@ class StoreErrors:
     is_remote: bool = False
 
     def error(self, name: str, e: OSError) -> StoreError:
-        """Return the StoreError about ``name``: Exists, Transient if it may pass, or StoreError."""
+        """Return the error about ``name``: Exists for EEXIST, Transient if it may pass, StoreError.
+
+        What may pass: `PASSING`, and on a remote file system EIO.
+        """
         if e.errno == errno.EEXIST:
             return Exists(f"{name}: already there")
         code = errno.ETIMEDOUT if e.errno == errno.EIO and self.is_remote else e.errno or 0

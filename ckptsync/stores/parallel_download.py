@@ -149,8 +149,8 @@ class _Download:
     def fetch(self, span: tuple[int, int], buffer: memoryview) -> None:
         """Fetch one of `StoredFile.ranges`; publish the file after its last one.
 
-        Nothing is fetched after an error. Corrupt and NotFound become `error`; other errors are
-        raised.
+        The first call makes the draft. What an earlier try wrote is checked, not fetched. Nothing
+        is fetched after an error. Corrupt and NotFound become `error`; other errors are raised.
         """
         file = self.file
         with self._lock:

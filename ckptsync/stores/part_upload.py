@@ -51,13 +51,13 @@ class PartUpload(Protocol):
     def reuse_part(self, part: FilePart) -> bool:
         """Return True, and count a part as sent, if an earlier try has left exactly these bytes.
 
-        Nothing of the part is sent. Called before `put`; the first call also chooses an unfinished
-        upload to continue, or begins one.
+        Nothing of the part is sent; after False the caller calls `put`. The first call also chooses
+        an unfinished upload to continue, or begins one.
         """
         ...
 
     def put(self, part: FilePart) -> None:
-        """Send a part unless it is there, and give its buffer back."""
+        """Send a part that is not there; on return its buffer may be used again."""
         ...
 
     def commit(self, size: int) -> None:
@@ -85,13 +85,10 @@ class PartTarget(Protocol):
 
 
 def part_size(size: int | None, number: int = 1, least: int = PART) -> int:
-    """Return the bytes of a part: whole MiB, and so many that `MOST` parts suffice.
+    """Return the bytes of a part, at least ``least``: whole MiB, so many that `MOST` parts suffice.
 
-    Args:
-        size: bytes of the file; None if unknown: then parts double after each thousand.
-        number: of the part, from 1. The last part of a file may be smaller.
-        least: the smallest part size that is returned.
-
+    ``size``: bytes of the file; None if unknown: then parts double after each thousand. ``number``:
+    of the part, from 1. The last part of a file may be smaller.
     """
     if size is None:
         return least << ((number - 1) // _STEP)
@@ -111,10 +108,11 @@ class UploadPool:
     def send(
         self, target: PartTarget, chunks: Iterable[Chunk], about: About, least: int = PART
     ) -> None:
-        """Write ``chunks`` to ``target``, in parts of ``least`` bytes or more.
+        """Write ``chunks`` to ``target``: whole if one part holds them, else in several parts.
 
-        A file of at most `UNBUFFERED` bytes waits for no buffer: its writer may produce the chunks
-        of a larger file that holds all buffers, and both would wait for ever.
+        A part has ``least`` bytes or more, and waits for a buffer. A file of at most `UNBUFFERED`
+        bytes waits for none: its writer may produce the chunks of a larger file that holds all
+        buffers, and both would wait for ever.
 
         Raise what ``chunks`` raise, Incomplete if they are not ``about.size`` bytes, and the
         target's errors.
@@ -139,8 +137,9 @@ class UploadPool:
     def _send_parts(self, upload: PartUpload, parts: Iterable[FilePart], about: About) -> None:
         """Send parts by several threads, then commit.
 
-        The first error of a thread is raised when the next part is there. After an error the upload
-        stays for the next try if that may bring the same bytes; else it is abandoned.
+        The first error of a thread is raised when the next part is there. After an error it waits
+        for running parts. The upload stays for the next try if ``about`` has an origin, and the
+        error is a StoreError but Exists, or an interrupt; else it is abandoned.
         """
         running: set[Future[None]] = set()
         stopped = threading.Event()
@@ -187,7 +186,7 @@ class UploadPool:
 
 
 def _check_running(running: set[Future[None]], timeout: float | None) -> set[Future[None]]:
-    """Wait up to ``timeout`` seconds until a call ends; return those that still run.
+    """Wait up to ``timeout`` seconds (None: for ever) until a call ends; return those that run.
 
     Raise the error of one that failed.
     """
@@ -245,7 +244,7 @@ class _Buffers:
         self._free: list[bytearray | mmap.mmap] = []
 
     def take(self, size: int) -> memoryview:
-        """Wait until ``size`` bytes fit into the budget; return a buffer of that size.
+        """Wait until ``size`` bytes fit into the budget, or no buffer is used; return a buffer.
 
         Free buffers of other sizes are dropped, so that memory stays within the budget.
         """
@@ -265,7 +264,7 @@ class _Buffers:
             return memoryview(buffer)
 
     def give(self, view: memoryview) -> None:
-        """Take back a buffer, or a view of its beginning; nobody uses it any more."""
+        """Take back a buffer, by a view of it, and wake those who wait; nobody uses it any more."""
         with self._changed:
             buffer = self._used.pop(id(view.obj))
             self._free = [*self._free, buffer] if self._used else []

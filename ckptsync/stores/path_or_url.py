@@ -36,7 +36,10 @@ _CACHED = 8 << 20
 
 
 def list_tree(directory: PathOrUrl, access: Access) -> FileTree:
-    """List all files below a directory; raise ConfigError if there is nothing, StoreError."""
+    """List all files below a directory; return them as they were listed.
+
+    Raise ConfigError if there is nothing, Incomplete if a merge into it has not ended, StoreError.
+    """
     if isinstance(directory, Path):
         return directory_files(str(directory))
     is_dated = directory.kind.keeps_times and store_above(directory, access) is None
@@ -44,9 +47,9 @@ def list_tree(directory: PathOrUrl, access: Access) -> FileTree:
 
 
 def top_files(directory: PathOrUrl, access: Access) -> Files:
-    """List the files directly in a directory that the operator named.
+    """Return the files directly in a directory that the operator named, listed now.
 
-    Links are followed. Raise ConfigError, StoreError.
+    Links in a local one are followed; all of a remote one is listed. Raise as `list_tree`.
     """
     if isinstance(directory, Path):
         return TopFiles(str(directory), follows_links=True)
@@ -56,8 +59,9 @@ def top_files(directory: PathOrUrl, access: Access) -> Files:
 def nearby_files(directory: PathOrUrl, access: Access, names: Collection[str]) -> Files:
     """Return the files directly in a directory near one that the user named.
 
-    Of a remote directory, those of ``names``: it is not listed, and each name is looked up. Of a
-    local one, all; links are not followed. Raise ConfigError, Transient.
+    Of a remote directory, those of ``names``: threads look each name up; one to which access is
+    denied counts as absent. Of a local one, all; links are not followed. Raise ConfigError,
+    Transient.
     """
     if isinstance(directory, Path):
         return TopFiles(str(directory), follows_links=False)
@@ -79,7 +83,8 @@ def nearby_files(directory: PathOrUrl, access: Access, names: Collection[str]) -
 def store_above(directory: Remote, access: Access) -> Remote | None:
     """Return the nearest directory, at or above this one, that is a store; None without one.
 
-    Raise ConfigError, Transient.
+    Several threads look in each. One that denies access counts as none. Raise ConfigError,
+    Transient.
     """
 
     def has_store(candidate: Remote) -> bool:
@@ -106,7 +111,8 @@ def store_above(directory: Remote, access: Access) -> Remote | None:
 def enclosing_store(directory: PathOrUrl, access: Access) -> tuple[Store, tuple[str, ...]] | None:
     """Return the store at or above a directory, opened, and the directory's path below its root.
 
-    None if there is no store. Raise ConfigError, StoreError.
+    None if there is no store. Each directory above is looked into. Raise ConfigError, StoreError,
+    and as `open_store`.
     """
     if isinstance(directory, Remote):
         above = store_above(directory, access)
@@ -134,7 +140,7 @@ def _store_and_prefix(directory: Remote, access: Access) -> tuple[Store, str]:
 
 
 def _size_or_none(store: Store, name: str) -> int | None:
-    """Return the size; None if the file is absent, or access is denied. Raise Transient.
+    """Return the size; None after any error but Transient: the file is absent, or access denied.
 
     Whoever may read a checkpoint may not be allowed to read around it.
     """
@@ -176,7 +182,10 @@ def without_links(directory: PathOrUrl) -> PathOrUrl:
 
 
 def is_inside(directory: PathOrUrl, container: PathOrUrl) -> bool:
-    """Return whether a directory is ``container`` or below it, judged by their names alone."""
+    """Return whether a directory is ``container`` or below it, by their names, links unresolved.
+
+    False for a path and a URL, or two schemes.
+    """
     if isinstance(directory, Path) or isinstance(container, Path):
         return (
             isinstance(directory, Path)

@@ -78,9 +78,9 @@ class PrefetchedFiles:
         return self._sizes
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
-        """Fill ``out`` from a piece; fetch the piece if there is none. Raise what that raises.
+        """Fill ``out`` from a piece; fetch it, or wait for its request. Raise what that raises.
 
-        Large reads, and those beyond a file's end, go to ``files`` directly.
+        Reads of at least `LARGE` bytes, or beyond a file's end, go to ``files`` directly.
         """
         if out.nbytes >= LARGE or start + out.nbytes > self._sizes.get(name, 0):
             self._files.read_into(name, start, out)
@@ -100,9 +100,10 @@ class PrefetchedFiles:
             self._release(name, piece, out.nbytes)
 
     def expect(self, extents: Iterable[Extent]) -> None:
-        """Fetch the small ones of these extents in advance.
+        """Have threads fetch these extents in advance, within bounds; return at once.
 
-        They are read next, in about this order.
+        They are read next, in about this order. Those that are empty, at least `LARGE` bytes, or
+        beyond a file's end are left out.
         """
         with self._lock:
             self._queue.extend(
@@ -115,8 +116,8 @@ class PrefetchedFiles:
     def foresee(self, reads: Iterable[tuple[Extent, int]]) -> None:
         """Plan requests from all the reads that follow, each with its place in the output.
 
-        A request also reads bytes that follow in its file, if they are read soon. Earlier plans and
-        expected reads are dropped.
+        Nothing is fetched yet. A request also reads bytes that follow in its file, if they are read
+        soon. Earlier plans and expected reads are dropped.
         """
         by_file: defaultdict[str, list[tuple[int, int, int]]] = defaultdict(list)
         for extent, position in reads:
@@ -167,7 +168,7 @@ class PrefetchedFiles:
     def _piece_around(self, extent: Extent) -> _Piece:
         """Return a new piece for a read that was not expected, with bytes around it.
 
-        A large read, and any read once reads are planned, gets the piece of `_planned_piece`.
+        A read of at least `AROUND` bytes, and any once reads are planned, gets `_planned_piece`.
         """
         if self._plan or extent.size >= AROUND:
             return self._planned_piece(extent)
@@ -183,7 +184,7 @@ class PrefetchedFiles:
         return _Piece(*cuts[index]) if index >= 0 and end <= cuts[index][1] else _Piece(start, end)
 
     def _release(self, name: str, piece: _Piece, count: int = 0) -> None:
-        """End one use of a piece, of which ``count`` bytes were read.
+        """End one use of a piece, of which ``count`` bytes were read; takes the lock.
 
         After its last foreseen read the piece is dropped.
         """
@@ -234,7 +235,7 @@ class PrefetchedFiles:
                 self._pool.submit(self._fetch, extent.file, piece)
 
     def _fetch(self, name: str, piece: _Piece) -> None:
-        """Read a piece from the files.
+        """Read a piece from the files, and end its use; raise nothing.
 
         After an error the piece is dropped, and the error is raised in the threads that wait for
         it; the next read there tries again.
@@ -272,13 +273,11 @@ def is_near(source: object) -> bool:
 def _cut_ranges(
     ranges: Sequence[tuple[int, int, int]], reach: int, horizon: int
 ) -> list[_PlannedPiece]:
-    """Return the pieces to read: sorted ranges that are near each other, combined.
+    """Return the pieces to read: ranges that are near each other, combined; long ones cut.
 
-    Args:
-        ranges: start, end, and place in the output.
-        reach: the most bytes of a piece of several ranges.
-        horizon: how far apart in the output the ranges of a piece may be.
-
+    ``ranges``: start, end, and place in the output, sorted. ``reach``: the most bytes of a piece of
+    several ranges; of one it is `MOST`. ``horizon``: the most bytes between the places of the first
+    and another range of a piece.
     """
     pieces: list[_PlannedPiece] = []
     first_position = 0

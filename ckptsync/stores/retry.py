@@ -63,12 +63,13 @@ class Persistence:
     def call(self, fn: Callable[[], T], may_repeat: Callable[[], bool] = lambda: True) -> T:
         """Call ``fn`` until it does not raise Transient; return its result.
 
-        After ``patience`` seconds, or if a shutdown was announced, the last error is raised. No try
-        is made before `Transient.after`: if that is later than patience lasts, the error is raised
-        at once. A ConfigError counts as Transient once any call has worked. Other errors are raised
-        unchanged, and so is one after which ``may_repeat`` returns false.
+        It sleeps between tries. ``patience`` seconds after the first failure, or if a shutdown was
+        announced, the last error is raised. No try is made before `Transient.after`: if that is
+        later than patience lasts, the error is raised at once. A ConfigError counts as Transient
+        once any call has worked. Other errors are raised unchanged, and so is one after which
+        ``may_repeat`` returns false.
 
-        A failure is logged if no other call is failing; so is the end of all failures.
+        A warning is logged for a failure while no other call is failing, and when all work again.
         """
         tries, first = 0, 0.0
         is_waiting = False
@@ -100,7 +101,7 @@ class Persistence:
         return result
 
     def _try_once(self, fn: Callable[[], T]) -> T:
-        """Return what ``fn`` returns; raise a ConfigError as Transient if a call has worked."""
+        """Return what ``fn`` returns; raise a ConfigError as Transient if a call worked before."""
         try:
             result = fn()
         except ConfigError as e:
@@ -113,13 +114,9 @@ class Persistence:
     def _seconds_to_wait(self, error: Transient, tries: int, first_failure: float) -> float:
         """Return the seconds until the next try, and count a sign of progress.
 
-        Raise ``error`` if no time is remaining, or a shutdown was announced.
-
-        Args:
-            error: of the last try.
-            tries: how many have failed.
-            first_failure: when the first of them failed, on the clock.
-
+        ``tries``: how many have failed; ``first_failure``: when the first did, on the clock. Raise
+        ``error``, of the last one, if no time is remaining, or less than ``error.after``, or if a
+        shutdown was announced.
         """
         progress_signs.sign()
         spent = self._clock() - first_failure
@@ -129,7 +126,7 @@ class Persistence:
         return min(remaining, max(error.after, self._chance() * backoff(tries, FIRST, CAP)))
 
     def _log_failure(self, error: Transient) -> None:
-        """Count a failing call; log the error if it is the only one."""
+        """Count a failing call; log a warning unless failures were logged and are not over."""
         with self._lock:
             self._failing += 1
             is_first = self._failing_since is None
@@ -139,7 +136,7 @@ class Persistence:
             log.warning("%s: trying again for up to %.0f s", error, self._patience)
 
     def _log_recovery(self) -> None:
-        """Log that the store works again, if it failed before and no call is failing now."""
+        """Log a warning that the store works again, if it failed and no call is failing now."""
         if self._failing_since is None or self._failing:
             return
         with self._lock:
@@ -149,7 +146,7 @@ class Persistence:
 
 
 def _sleep(seconds: float) -> None:
-    """Sleep for some seconds; return early if a shutdown is announced."""
+    """Sleep for some seconds; return within 0.25 s after a shutdown is announced."""
     end = time.monotonic() + seconds
     while not progress_signs.is_shutting_down() and (remaining := end - time.monotonic()) > 0:
         time.sleep(min(remaining, 0.25))
@@ -213,7 +210,7 @@ class Retrying(StoreWrapper):
         self._persistence.call(lambda: self.inner.delete(name))
 
     def _put(self, chunks: Iterable[Chunk], put: Callable[[Iterable[Chunk]], None]) -> None:
-        """Write ``chunks`` by calling ``put``, again while they can be read again."""
+        """Call ``put`` with ``chunks``; after Transient again, if they can be read again."""
         source = _RepeatableChunks(chunks)
         self._persistence.call(lambda: put(source), lambda: not source.is_spent)
 

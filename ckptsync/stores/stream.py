@@ -55,8 +55,9 @@ def read_ahead(
     """Yield ``size`` bytes from byte ``first`` on, in pieces, while threads read ahead.
 
     Memory: ``depth + 1`` buffers of ``piece`` bytes. With a ``depth`` of 0, or one piece, no thread
-    is started. An error of a read is raised when its piece would be yielded. If the generator is
-    closed early, it waits for the reads that have begun, and leaves no thread behind.
+    is started. A piece is valid until the next. An error of a read is raised when its piece would
+    be yielded; Transient after `progress_signs.announce_shutdown`. If the generator is closed
+    early, it waits for the reads that have begun, and leaves no thread behind.
 
     Args:
         source: where to read.
@@ -165,7 +166,7 @@ def digest_of(chunks: Iterable[Chunk]) -> str:
 
 
 def stored_digest(source: RangeSource, name: str, size: int) -> str:
-    """Return the BLAKE3 of a file of ``size`` bytes; raise what reading it raises."""
+    """Read ``size`` bytes of a file; return their BLAKE3. Raise what reading raises."""
     return digest_of(read_ahead(source, name, size, _COMPARED))
 
 
@@ -198,8 +199,8 @@ def has_same_bytes(
 def create_same(store: Store, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> bool:
     """Create a file; return whether the name now has exactly these bytes, new or already there.
 
-    False: the name has other bytes. Where the name is taken and the store cannot compare, the
-    unread chunks are digested, and the file is read back. Raise StoreError.
+    False: the name has other bytes, or was deleted meanwhile. Where the name is taken and the store
+    cannot compare, the unread chunks are digested, and the file is read back. Raise StoreError.
     """
     digested = _DigestedChunks(chunks)
     try:

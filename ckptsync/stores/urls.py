@@ -63,7 +63,8 @@ class Remote:
 def located(url: str) -> Path | Remote:
     """Return the absolute path that a plain path or a ``file://`` URL means, or a remote URL.
 
-    Raise ConfigError if the text is neither.
+    ``~`` is expanded, no link is resolved, and the path need not exist. Raise ConfigError if the
+    text is neither, or has a password in it.
     """
     if not url or "\0" in url:
         raise ConfigError(f"{url!r}: a path or a URL of a store expected")

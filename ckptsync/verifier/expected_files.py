@@ -58,7 +58,11 @@ class ExpectedFile:
 
 
 def expected_files(state: LocationState) -> tuple[ExpectedFile, ...]:
-    """Return the files of a location's checkpoint, unless they were deleted, then of its model."""
+    """Return the files of a location's checkpoint, then of its model.
+
+    A path of several contents has each node's copy. None of the checkpoint if retention deletes its
+    shards; none of a model without a model record.
+    """
     files = []
     for path, copies in {} if state.conditions.shards else state.files.items():
         for copy in copies:
@@ -88,7 +92,10 @@ def expected_files(state: LocationState) -> tuple[ExpectedFile, ...]:
 def directory_files(
     sizes: Mapping[str, int], baseline: Iterable[ExpectedFile]
 ) -> tuple[ExpectedFile, ...]:
-    """Return the files of a baseline, then those of a directory that it does not name."""
+    """Return the files of a baseline, then those of a directory that it does not name.
+
+    The latter have no digest. ``sizes``: of the directory's files, by path.
+    """
     by_path = {file.path: file for file in baseline}
     unnamed = ((path, size) for path, size in sizes.items() if path not in by_path)
     without_digest = (directory_file(path, FileDigest(size, "", 0, ())) for path, size in unnamed)
@@ -101,7 +108,10 @@ def directory_file(path: str, recorded: FileDigest) -> ExpectedFile:
 
 
 def check_sizes(files: Iterable[ExpectedFile], sizes: Mapping[str, int]) -> Iterator[VerifyFinding]:
-    """Yield a finding for each file that is missing, or has another size; ``sizes``: by name."""
+    """Yield damage: files that are missing, or of another size; a short one with its lost range.
+
+    ``sizes``: of what is stored, by name.
+    """
     for file in files:
         size = sizes.get(file.name)
         if size is None:
@@ -114,7 +124,10 @@ def check_sizes(files: Iterable[ExpectedFile], sizes: Mapping[str, int]) -> Iter
 
 
 def check_records(state: LocationState) -> Iterator[VerifyFinding]:
-    """Yield damage if shards were deleted and no model record describes the model that stays."""
+    """Yield damage ("missing") if deleting shards has begun, and no model record can be read.
+
+    Nothing is yielded while the shards that a model needs are all present.
+    """
     is_begun = fate(state.records.tombstones, {k.name for k in state.manifests}).is_begun
     is_whole = state.demands.model.keys() <= state.present().keys()
     if is_begun and state.conditions.shards and state.model_record is None and not is_whole:
@@ -186,7 +199,7 @@ _DECODER = Decoder(_Baseline, "a baseline", LIMIT)
 
 
 def encode_baseline(files: Iterable[ExpectedFile]) -> bytes:
-    """Return the JSON of a baseline with these files."""
+    """Return the JSON of a baseline with these files, sorted by path."""
     entries = []
     for file in sorted(files, key=lambda f: f.path):
         r = file.recorded
@@ -198,7 +211,7 @@ def encode_baseline(files: Iterable[ExpectedFile]) -> bytes:
 def decode_baseline(data: bytes, name: str) -> tuple[ExpectedFile, ...]:
     """Return the files of a baseline; ``name`` is for messages.
 
-    Raise Corrupt, and Unsupported if a newer program wrote it.
+    Raise Corrupt if it is damaged or has bad paths, and Unsupported if a newer program wrote it.
     """
     number = format_number(data, name, "a baseline")
     if number > FORMAT:

@@ -112,7 +112,10 @@ def check_digests(
 
 
 def split(file: ExpectedFile, *, in_ranges: bool) -> list[Stretch]:
-    """Return a file as stretches: several if it is large, has blocks, and is read in ranges."""
+    """Return a file as stretches: about `RANGE` bytes each if it is read in ranges, else one.
+
+    One, too, for a file of at most `LARGE` bytes, or without blocks.
+    """
     is_cut = in_ranges and file.size > LARGE and file.recorded.blocks
     return list(_stretches(file, RANGE if is_cut else file.size))
 
@@ -120,29 +123,34 @@ def split(file: ExpectedFile, *, in_ranges: bool) -> list[Stretch]:
 def choose_sample(files: Iterable[ExpectedFile], sample: Sample) -> list[Stretch]:
     """Return stretches of at least the sample's share of all bytes, in the order of the files.
 
-    They are as small as digests allow: blocks of a checkpoint's files, tensors of a model.
+    They are about `PIECE` bytes, or as small as digests allow: a tensor of a model above `PIECE`
+    bytes, whose header is never chosen; a whole file without blocks. The seed decides, not chance.
     """
     stretches: list[Stretch] = []
     for file in files:
         if file.size > PIECE and file.tensors:
-            for start, end, own in ((t.start, t.start + t.size, t.digest) for t in file.tensors):
-                own_digests = RangeDigests(file.size, file.recorded.digest, (start, end), ("", own))
-                stretches += [Stretch(file, start, end, own_digests)] if start < end else []
+            for tensor in (tensor for tensor in file.tensors if tensor.size):
+                ends = tensor.start, tensor.start + tensor.size
+                digests = RangeDigests(file.size, file.recorded.digest, ends, ("", tensor.digest))
+                stretches.append(Stretch(file, *ends, digests))
         else:
             stretches += _stretches(file, PIECE if file.recorded.blocks else file.size)
     draws = [digest(f"{sample.seed} {s.start} {s.file.name}".encode()) for s in stretches]
     remaining = sample.share * sum(stretch.size for stretch in stretches)
-    chosen = []
+    chosen_indexes = []
     for i in sorted(range(len(stretches)), key=draws.__getitem__):
         if remaining <= 0:
             break
-        chosen.append(i)
+        chosen_indexes.append(i)
         remaining -= stretches[i].size
-    return [stretches[i] for i in sorted(chosen)]
+    return [stretches[i] for i in sorted(chosen_indexes)]
 
 
 def _stretches(file: ExpectedFile, least: int) -> Iterator[Stretch]:
-    """Yield all of a file, in stretches of whole blocks that have about ``least`` bytes."""
+    """Yield all of a file, in stretches of whole blocks that have at most ``least`` bytes.
+
+    A block that is larger is one stretch, and so is a file of at most ``least`` bytes.
+    """
     if file.size <= least:
         yield Stretch(file, 0, file.size, file.recorded)
         return
@@ -153,7 +161,10 @@ def _stretches(file: ExpectedFile, least: int) -> Iterator[Stretch]:
 
 
 def find_damaged(source: CountedSource, stretches: Sequence[Stretch]) -> frozenset[str]:
-    """Return the names of files with a stretch that differs or is missing; raise StoreError."""
+    """Read the stretches; return the names of files with one that differs or is missing.
+
+    Several threads read, but one reads a local disk. Raise StoreError.
+    """
     root = local_root(source)
     threads = FAR if root is None else _count_local_threads(source.source, root, stretches)
     ahead = _FAR_AHEAD if root is None else _NEAR_AHEAD
@@ -175,7 +186,10 @@ def find_damaged(source: CountedSource, stretches: Sequence[Stretch]) -> frozens
 
 
 def _count_local_threads(source: RangeSource, root: str, stretches: Sequence[Stretch]) -> int:
-    """Return 1 for files that a local disk must read; several if they are in memory or mounted."""
+    """Return 1 for files that a local disk must read; several if they are in memory or mounted.
+
+    A probe reads a byte of up to about `_PROBES` stretches. At most `LOCAL_THREADS`, or the cores.
+    """
     probed = [s for s in stretches if s.size][:: max(1, len(stretches) // _PROBES)]
     is_mounted = bool(getattr(source, "late", 0.0))
     if not is_mounted and not all(_is_in_memory(root, stretch) for stretch in probed):
@@ -203,14 +217,12 @@ def _is_in_memory(root: str, stretch: Stretch) -> bool:
 
 
 def _matches(
-    source: CountedSource,
-    stretch: Stretch,
-    threads: int = 1,
-    ahead: tuple[int, int] | None = None,
+    source: CountedSource, stretch: Stretch, threads: int = 1, ahead: tuple[int, int] | None = None
 ) -> bool:
-    """Return whether a stretch is stored with its digests; False if it is missing or too short.
+    """Read a stretch; return whether it has its digests, False if it is missing or too short.
 
-    ``threads`` digest a large stretch; ``ahead``: bytes of a piece, and how many are read ahead.
+    ``threads`` digest a stretch of at least `LARGE` bytes; ``ahead``: bytes of a piece, and how
+    many are read ahead. Raise StoreError but NotFound.
     """
     name, size = stretch.file.name, stretch.size
     digesters = threads if size >= LARGE else 1
@@ -230,13 +242,12 @@ def _matches(
 
 
 def locate_damage(
-    source: CountedSource,
-    damaged: Sequence[ExpectedFile],
-    checkpoint: Files,
+    source: CountedSource, damaged: Sequence[ExpectedFile], checkpoint: Files
 ) -> list[VerifyFinding]:
-    """Read damaged files once more; return findings with byte ranges and the tensors in them.
+    """Read damaged files once more; return a finding for each, with byte ranges and tensors.
 
-    Raise StoreError.
+    A file whose second read is right has a finding, too, without ranges. ``checkpoint`` is read to
+    name tensors of its own files. Raise StoreError.
     """
     findings = [_locate_damage(source, file) for file in damaged]
     own_ranges = {
@@ -252,7 +263,10 @@ def locate_damage(
 
 
 def _locate_damage(source: CountedSource, file: ExpectedFile) -> VerifyFinding:
-    """Return the finding for a damaged file: where it differs, or that it is missing or short."""
+    """Read a damaged file; return the finding: where it differs, or that it is missing or short.
+
+    One that does not differ any more has a finding without ranges. Raise StoreError.
+    """
     try:
         if file.is_consolidated:
             ranges = _differing_tensors(source, file)
@@ -286,7 +300,10 @@ def _differing_tensors(source: CountedSource, file: ExpectedFile) -> Ranges:
 
 
 def _is_header(source: CountedSource, name: str, size: int) -> bool:
-    """Return whether a header parses; it has no digest of its own to compare."""
+    """Read a header of ``size`` bytes; return whether it parses: it has no digest of its own.
+
+    Raise NotFound or Corrupt if the file is shorter, StoreError.
+    """
     head = bytearray(size)
     source.read_into(name, 0, memoryview(head))
     try:
@@ -296,12 +313,18 @@ def _is_header(source: CountedSource, name: str, size: int) -> bool:
 
 
 def digest_file(source: RangeSource, name: str, size: int, block: int = 0) -> FileDigest:
-    """Return the digests of a file and of its blocks, as a manifest records them."""
+    """Read a file; return the digests of it and of its blocks, as a manifest records them.
+
+    ``block``: bytes of a block; 0: by the size. Raise Corrupt if it is shorter, StoreError.
+    """
     return digest_stream(pieces(source, Extent(name, 0, size)), size, block)
 
 
 def _describe(ranges: Ranges, tensors: Collection[str]) -> str:
-    """Return the text of a finding: the first ranges and tensors, and how many more."""
+    """Return the text of a finding: the first ranges and tensors, and how many more.
+
+    Without ranges it says that a second read was right.
+    """
     if not ranges:
         return "two reads differ, and the second one is right: check disk, memory and network"
     range_texts = [f"{start} to {end}" for start, end in ranges[: _SHOWN[0]]]
@@ -349,7 +372,8 @@ def overlaps(ranges: Ranges, start: int, size: int) -> bool:
 def name_tensors(files: Files, damage: Mapping[str, Ranges]) -> dict[str, tuple[str, ...]]:
     """Return the tensors in the damaged ranges of each file of a sharded checkpoint, by path.
 
-    Tensors are left out where the metadata that names them is damaged itself.  Raises StoreError.
+    A path without any is absent. Tensors are left out where the metadata that names them is damaged
+    itself, or cannot be read. ``damage``: ranges by path. Reads metadata. Raise StoreError.
     """
     names_by_path: dict[str, set[str]] = {}
     try:
@@ -409,8 +433,8 @@ def find_archives(files: Files) -> dict[str, list[Item] | None]:
 def check_crc32s(files: TrackedFiles, kind: FindingKind) -> Compared:
     """Compare every CRC32 in torch's archives; return findings of ``kind``, files and bytes.
 
-    CRC32s show damage from before anybody recorded a digest. Compressed archives are left out.
-    Raise StoreError, Incomplete.
+    A file has one finding, at its first difference; the rest of it is not read. Archives that are
+    compressed, or in no format that is known, are left out. Raise StoreError, Incomplete.
     """
     sizes = files.sizes()
     items_by_path = find_archives(files) if any(path.endswith(DCP_SHARD) for path in sizes) else {}
@@ -435,7 +459,10 @@ def check_crc32s(files: TrackedFiles, kind: FindingKind) -> Compared:
 
 
 def _compare_crc32s(files: Files, extent: Extent) -> int:
-    """Return how many bytes of an archive were compared; raise Corrupt if one differs."""
+    """Read an archive; return how many bytes of it were compared with a CRC32.
+
+    Raise Corrupt if one differs, Unsupported for a kind of archive that is not read, StoreError.
+    """
     archive = torch_zip.open_archive(files, extent)
     torch_zip.check_version(files, archive)
     compared = 0

@@ -66,14 +66,14 @@ log = logging.getLogger(__name__)
 
 
 def load_files(
-    source: CountedSource,
-    files: Sequence[ExpectedFile],
-    checkpoint: TrackedFiles,
+    source: CountedSource, files: Sequence[ExpectedFile], checkpoint: TrackedFiles
 ) -> tuple[list[VerifyFinding], Reading]:
-    """Load every file with tensors; return findings, and what was loaded.
+    """Load every file with tensors in one child; return findings, and what was loaded.
 
-    ``checkpoint`` says where in its shards the tensors lie. Raise Unsupported if no loader is
-    installed, Incomplete if a file was deleted, StoreError.
+    A last note says how much was loaded with which libraries. A file that is refused, or a shard
+    that is compressed or without readable metadata, has a note. ``checkpoint`` is read for where in
+    its shards the tensors lie. Raise Unsupported if no loader is installed, Incomplete if a file
+    was deleted, StoreError, CkptsyncError if the child cannot start or was killed by SIGKILL.
     """
     loadable = [f for f in files if f.name.endswith((SAFETENSORS, *TORCH, DCP_SHARD))]
     has_items = any(file.name.endswith(DCP_SHARD) for file in loadable)
@@ -112,9 +112,10 @@ def load_file(
 ) -> Answer:
     """Load one file in the child; return the child's answer, or a fault if it died.
 
-    Its limits are far more than loading needs, so that only what hangs or blows up reaches them.
-    ``items``: archives in a shard. Raise as `LoaderProcess.ask` does, but Died; Incomplete,
-    StoreError.
+    ``kind``: safetensors, torch, or items (``items``: archives in a shard). A file that is not on
+    this machine is copied to a temporary file. Limits of memory, CPU seconds and seconds grow with
+    its size. Raise Incomplete if it is missing, StoreError, and as `LoaderProcess.ask` does, but
+    Died.
     """
     request = {
         "kind": kind,
@@ -131,7 +132,10 @@ def load_file(
 
 
 def _answer_findings(shown: str, answer: Answer) -> Iterator[VerifyFinding]:
-    """Yield the findings in a child's answer about a file."""
+    """Yield an answer's findings: a fault is damage, a refusal a note; values not finite.
+
+    Each of the first tensors with such values has a finding, the others have one together.
+    """
     if fault := answer.get("fault"):
         yield VerifyFinding("load", shown, fault)
     if refused := answer.get("refused"):
@@ -149,7 +153,7 @@ def _answer_findings(shown: str, answer: Answer) -> Iterator[VerifyFinding]:
 def open_file(source: RangeSource, name: str, size: int) -> Iterator[int]:
     """Yield the descriptor of a file, or of a temporary copy if it is not on this machine.
 
-    Raise Incomplete if it is missing, StoreError.
+    It is closed, and the copy deleted, afterwards. Raise Incomplete if it is missing, StoreError.
     """
     place = local_place(source, name)
     if place is None:
@@ -204,8 +208,9 @@ class LoaderProcess:
         self.end()
 
     def start(self) -> Child:
-        """Return the running process; start it if none runs.
+        """Return the running process; if none runs, start it and set ``loader``.
 
+        Waits up to `STARTING` seconds until it is ready. Logs a warning if it is not sandboxed.
         Raise Unsupported if its libraries are not installed, CkptsyncError if it cannot start.
         """
         if self._child is not None:
@@ -234,10 +239,11 @@ class LoaderProcess:
         raise CkptsyncError(why, hint="check the installation of torch")
 
     def ask(self, request: dict[str, Any], fds: Sequence[int] = ()) -> dict[str, Any]:
-        """Send a request with open files; return its answer.
+        """Send a request with open files; return its answer. Start the process if none runs.
 
         Limits in it: ``wall`` and ``cpu`` in seconds; ``memory`` in bytes beyond what the child has
-        now and the files have. Raise Died, what `start` raises, and CkptsyncError for SIGKILL.
+        now and twice the files. Raise Died if the child ended, took too long or answered no JSON,
+        what `start` raises, and CkptsyncError for SIGKILL; after Died and SIGKILL it is ended.
         """
         child = self.start()
         self._progress(0)
@@ -261,16 +267,16 @@ class LoaderProcess:
         return answer
 
     def end(self) -> None:
-        """End the process, if it runs."""
+        """Kill the process, if one runs; the next request starts another."""
         if self._child and self._errors:
             self._child.end()
             self._errors.close()
         self._child = self._errors = None
 
     def _line(self, child: Child, seconds: float) -> bytes | None:
-        """Return the next line, empty at the end of output, or None after so many seconds.
+        """Wait for the next line; return it, empty at the end of output, None after ``seconds``.
 
-        Progress is called each second until then.
+        Progress is called with 0 each second until then.
         """
         until = time.monotonic() + seconds
         while (line := child.line(_SLICE)) is None and time.monotonic() < until:
@@ -280,8 +286,8 @@ class LoaderProcess:
     def _death(self, child: Child, request: dict[str, Any]) -> Died | CkptsyncError:
         """Return the error for a child that ended over a request; its end is awaited.
 
-        Its limits end it by SIGALRM, SIGXCPU or a MemoryError. SIGKILL comes from the system or
-        from somebody, and says nothing about the file.
+        Its limits end it by SIGALRM, SIGXCPU or a MemoryError: Died. SIGKILL comes from the system
+        or from somebody, and says nothing about the file: CkptsyncError.
         """
         code, last_line = self._bury(child, TO_DIE)
         if code == -signal.SIGALRM:
@@ -295,7 +301,10 @@ class LoaderProcess:
         return Died(f"the child process {describe_end(code)}: {last_line}")
 
     def _bury(self, child: Child, patience: float) -> tuple[int | None, str]:
-        """End the child; return its exit status and the last line of its standard error."""
+        """End the child after up to ``patience`` seconds; return its status and last error line.
+
+        The status is None if it could not be killed. The line has at most 300 characters.
+        """
         code = child.end(patience)
         assert self._errors
         size = self._errors.seek(0, os.SEEK_END)

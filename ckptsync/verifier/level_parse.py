@@ -30,16 +30,18 @@ _BELOW: dict[str, Level] = {UNPARSED: "digest", UNLOADED: "parse"}
 
 
 def reached_level(level: Level, findings: Iterable[VerifyFinding]) -> Level:
-    """Return ``level``, or the highest below it that was reached for every file, by the notes."""
+    """Return ``level``; "digest" if a note says `UNPARSED`, "parse" if `UNLOADED`, if lower."""
     details = [f.detail for f in findings if f.kind == "note"]
-    most = [below for sign, below in _BELOW.items() if any(d.startswith(sign) for d in details)]
-    return min((level, *most), key=LEVELS.index)
+    lower_levels = [
+        below for sign, below in _BELOW.items() if any(d.startswith(sign) for d in details)
+    ]
+    return min((level, *lower_levels), key=LEVELS.index)
 
 
 def check_checkpoint(files: TrackedFiles) -> Iterator[VerifyFinding]:
     """Yield damage to the structure of a checkpoint, and notes for what cannot be judged.
 
-    Raises StoreError.
+    Without damage also notes on tensors that are, or may be, missing. Raise StoreError.
     """
     yield from _check_closed(files)
     sources: list[WeightsSource] = []
@@ -58,7 +60,11 @@ def check_checkpoint(files: TrackedFiles) -> Iterator[VerifyFinding]:
 
 
 def check_model(files: TrackedFiles, tensors: Iterable[ModelTensor]) -> Iterator[VerifyFinding]:
-    """Yield what of a consolidated model differs from its model record; raise StoreError."""
+    """Yield what of a consolidated model differs from its model record, and notes.
+
+    Damage to the structure of a file is found, too; a file that is missing is not. Raise
+    StoreError.
+    """
     yield from _check_closed(files)
     recorded: defaultdict[str, list[ModelTensor]] = defaultdict(list)
     for tensor in tensors:
@@ -78,7 +84,7 @@ def check_model(files: TrackedFiles, tensors: Iterable[ModelTensor]) -> Iterator
 def _guard(files: TrackedFiles, check: Callable[[], None]) -> Iterator[VerifyFinding]:
     """Run a check; yield a finding if it raises, named by the file that was read last.
 
-    Corrupt is damage; Incomplete and Unsupported are notes.
+    Corrupt is damage ("parse"); Unsupported is a note, and so is Incomplete, about the whole.
     """
     try:
         check()
@@ -105,9 +111,9 @@ def _check_closed(files: TrackedFiles) -> Iterator[VerifyFinding]:
 
 
 def _check_tensors(files: TrackedFiles, source: WeightsSource) -> None:
-    """Raise Corrupt if a stored copy does not tile its tensor; count tensors in ``files.tensors``.
+    """Raise Corrupt if a stored copy does not tile its tensor; add to ``files.tensors``.
 
-    Formats check that copies lie inside their files.
+    Formats check that copies lie inside their files. Raise Incomplete, Unsupported, StoreError.
     """
     for tensor in registry.tensors(files, source):
         files.tensors += 1
@@ -129,7 +135,7 @@ def _check_demands(files: TrackedFiles) -> None:
 
 
 def _check_complete(files: TrackedFiles) -> Iterator[VerifyFinding]:
-    """Yield notes: why tensors are missing, or may be; nothing if that cannot be judged."""
+    """Yield notes: why tensors are missing, or may be; none if Corrupt or Unsupported is raised."""
     doubts: list[str] = []
     with contextlib.suppress(Corrupt, Unsupported):
         try:
@@ -140,7 +146,7 @@ def _check_complete(files: TrackedFiles) -> Iterator[VerifyFinding]:
 
 
 def _check_recorded(files: TrackedFiles, file: str, tensors: Iterable[ModelTensor]) -> None:
-    """Raise Corrupt if a file's tensors are not those of the model record."""
+    """Raise Corrupt if names, places, types or shapes in a file are not those of its record."""
     recorded = {(t.start, t.size, t.name, t.dtype, t.shape) for t in tensors}
     stored = set()
     for tensor in safetensors.tensors(files, file):

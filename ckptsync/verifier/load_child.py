@@ -98,10 +98,11 @@ _COMPRESSED = {  # layouts without a storage of their own, and the methods for w
 
 
 def main() -> int:
-    """Enter the sandbox, then answer requests until the parent closes the socket.
+    """Enter the sandbox for good, then answer requests until the parent closes the socket.
 
-    Return the exit status: `MISSING` if a library is not installed. A request that takes longer
-    than its ``wall`` seconds ends the process by SIGALRM. What libraries print goes to stderr.
+    Return the exit status: 0, or `MISSING` if a library is not installed. An error in a request is
+    its answer (``refused`` or ``fault``). A request that takes longer than its ``wall`` seconds
+    ends the process by SIGALRM. What libraries print goes to stderr.
     """
     die_with_parent()
     os.dup2(2, 1)  # what libraries print is no answer
@@ -115,7 +116,8 @@ def main() -> int:
     torch.set_num_threads(1)
     libraries = f"safetensors {safetensors.__version__}, torch {torch.__version__}"
     with socket.socket(fileno=0) as parent:
-        parent.sendall(f"ready {libraries}\t{lacks or sandbox.close()}\n".encode())
+        lacks = "; ".join(dict.fromkeys(filter(None, (lacks, sandbox.close()))))
+        parent.sendall(f"ready {libraries}\t{lacks}\n".encode())
         while True:
             line, fds, _, _ = socket.recv_fds(parent, 1 << 16, 1)
             line = line[len(fds) :]
@@ -137,7 +139,7 @@ def main() -> int:
 
 
 def load(path: str, request: dict[str, Any], safetensors: Any, torch: Any) -> dict[str, Any]:
-    """Return the answer to a request about the file at ``path``.
+    """Load the file at ``path`` as a request's ``kind`` says; return the answer of `count`.
 
     Raise Refused, and whatever the libraries raise.
     """
@@ -150,16 +152,16 @@ def load(path: str, request: dict[str, Any], safetensors: Any, torch: Any) -> di
 
 
 def _tensors(file: Any, torch: Any) -> Iterator[NamedTensor]:
-    """Yield every tensor of a safetensors file, mapped and not copied."""
+    """Yield every tensor of an open safetensors file, mapped and not copied."""
     for name in file.keys():  # noqa: SIM118 - it is no dictionary
         tensor = file.get_tensor(name)
         yield name, file.get_slice(name).get_dtype(), tensor.reshape(-1).view(torch.uint8).numpy()
 
 
 def _items(path: str, items: list[tuple[int, int, str]], torch: Any) -> Iterator[NamedTensor]:
-    """Yield the tensors in the archives of a distributed checkpoint's shard.
+    """Yield the tensors in a shard's archives, each of which is read into memory.
 
-    Raise EOFError if the file ends too early.
+    Raise EOFError if the file ends too early, Refused, and whatever torch raises.
     """
     with open(path, "rb") as file:  # noqa: PTH123 - it is a descriptor's path
         for start, size, name in items:
@@ -174,7 +176,9 @@ def _items(path: str, items: list[tuple[int, int, str]], torch: Any) -> Iterator
 def count(tensors_found: Iterator[NamedTensor]) -> dict[str, Any]:
     """Return the answer: how many tensors and bytes there are, and which values are not finite.
 
-    Storages of one tensor follow each other.
+    Storages of one tensor follow each other, and count as one tensor. ``nonfinite`` has the first
+    `MOST` names, ``more`` counts the others; Lightning's scores of up to `_SCORE` bytes are left
+    out.
     """
     nonfinite_counts: dict[str, int] = {}
     size_read = tensors = 0
@@ -196,7 +200,8 @@ def count(tensors_found: Iterator[NamedTensor]) -> dict[str, Any]:
 def nonfinite(dtype: str, data: Bytes) -> int:
     """Return how many values are NaN or infinite; each part of a complex number counts.
 
-    Reads every byte, also of types without such values, so that a mapped file was really there.
+    0 for a dtype that is not in `_NONFINITE`, but its bytes are read, too: a mapped file must be
+    there.
     """
     kind, mask, pattern = _NONFINITE.get(dtype, (np.uint8, 0, 1))
     count_found = 0
@@ -231,7 +236,8 @@ class Inert:
 def load_inert(torch: Any, file: Any) -> Any:
     """Return the object in a path or an open file, with `Inert` objects for unknown classes.
 
-    Raise Refused if it needs a name that is not data, and whatever torch raises.
+    It is loaded again for each unknown class. Raise Refused if it needs a name that is not data, or
+    more than `_MOST_NAMES` of them, and whatever torch raises.
     """
     from torch.serialization import safe_globals  # noqa: PLC0415
 
@@ -258,9 +264,10 @@ def load_inert(torch: Any, file: Any) -> Any:
 
 
 def _load_safely(torch: Any, file: Any) -> Any:
-    """Load a path or an open file with ``weights_only``; an archive is mapped.
+    """Load a path, or an open file from its start, with ``weights_only``; return the object.
 
-    Raise Refused if a path does not begin like a file of torch's.
+    An archive at a path is mapped. Raise Refused if a path does not begin like a file of torch's,
+    and whatever torch raises.
     """
     if not isinstance(file, str):
         file.seek(0)
@@ -293,11 +300,11 @@ def _make_class(name: str, torch: Any) -> type[Any]:
     return type("InertTensor", (torch.Tensor,), methods)
 
 
-def storages(value: Any, torch: Any) -> Iterator[tuple[str, str, Bytes]]:
-    """Yield name, dtype and bytes of every storage of tensors in ``value``.
+def storages(value: Any, torch: Any) -> Iterator[NamedTensor]:
+    """Yield name, dtype and bytes of every storage of tensors in ``value``, in order.
 
-    Each storage is yielded once, under the first tensor's name; its incomplete last element is cut
-    off.
+    Each storage is yielded once, under the first tensor's name (keys joined by dots); its
+    incomplete last element is cut off. The dtype is empty if it has no values that are not finite.
     """
     visited: set[object] = set()
     pending: list[tuple[str, Any]] = [("", value)]
@@ -321,7 +328,10 @@ def storages(value: Any, torch: Any) -> Iterator[tuple[str, str, Bytes]]:
 
 
 def _list_items(container: Any) -> list[tuple[str, Any]]:
-    """Return the items of a container or an `Inert` object, with their keys or indexes."""
+    """Return the items of a container or an `Inert` object, with keys or indexes; else nothing.
+
+    Keys are text of at most 200 characters.
+    """
     if isinstance(container, dict):
         return [(str(key)[:200], item) for key, item in container.items()]
     items = (

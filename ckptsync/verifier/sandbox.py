@@ -80,12 +80,12 @@ Instruction = tuple[int, int, int, int]
 
 
 def enter() -> str:
-    """Give up privileges, network and access to other processes; called first.
+    """Give up privileges, network and access to other processes, for good; called first.
 
-    Return what could not be given up and why; empty if all was. Root's right to read other users'
-    files stays.
+    Return what could not be given up and why; empty if all was. The rest is given up all the same.
+    Root's right to read other users' files stays.
     """
-    return _give_up_privileges() or _refuse(_AT_FIRST)
+    return "; ".join(filter(None, (_give_up_privileges(), _refuse(_AT_FIRST))))
 
 
 def close() -> str:
@@ -96,7 +96,7 @@ def close() -> str:
     """
     for limit in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):
         resource.setrlimit(limit, (0, 0))
-    return _change_nothing() or _refuse(_AT_LAST)
+    return "; ".join(filter(None, (_change_nothing(), _refuse(_AT_LAST))))
 
 
 def _give_up_privileges() -> str:

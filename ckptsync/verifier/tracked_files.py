@@ -43,19 +43,19 @@ class ReadCounter:
         self._read = self._total = 0
 
     def __call__(self, size: int) -> None:
-        """Count bytes that were read; 0 is a sign of life of a child, and counts as one byte."""
+        """Count bytes that were read, and report; 0 is a child's sign of life, counted as one."""
         with self._lock:
             self._read += size or 1
             self._report()
 
     def expect(self, size: int) -> None:
-        """Count bytes that will be read, each once, even if it is read twice."""
+        """Count bytes that will be read, each once, even if it is read twice; report."""
         with self._lock:
             self._total += size
             self._report()
 
     def _report(self) -> None:
-        """Report the bytes read, and the total: 0 while unknown, never less than was read."""
+        """Report bytes read, and the total: 0 while unknown, never less than was read."""
         self._progress(self._read, max(self._read, self._total) if self._total else 0)
 
 
@@ -80,13 +80,13 @@ class TrackedFiles(FilesWrapper):
         self.tensors = 0  # counted by level parse
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
-        """Read as `Files` says; remember the extent before the read, and report it after."""
+        """Read as `Files` says; remember the extent, also of a read that fails; report it after."""
         self.reads.append(Extent(name, start, out.nbytes))
         self._files.read_into(name, start, out)
         self._progress(out.nbytes)
 
     def close(self) -> None:
-        """End the threads that read ahead; nothing is read afterwards."""
+        """End the threads that read ahead, if there are any; nothing is read afterwards."""
         if isinstance(self._files, PrefetchedFiles):
             self._files.close()
 
@@ -119,12 +119,12 @@ class CountedSource:
         self._lock = threading.Lock()
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
-        """Read as the source does."""
+        """Read as the source does, then count and report the bytes."""
         self.source.read_into(name, start, out)
         self._count(out)
 
     def stream(self, extent: Extent, buffer: memoryview, sink: Sink) -> None:
-        """Send the bytes of an extent to ``sink``, through ``buffer``."""
+        """Send the bytes of an extent to ``sink``, through ``buffer``, each piece counted first."""
 
         def counted(view: memoryview) -> None:
             """Count the bytes, then send them on."""
@@ -134,19 +134,22 @@ class CountedSource:
         stream(self.source, extent, buffer, counted)
 
     def track(self, files: Files, title: str, shown: Mapping[str, str] = NONE) -> TrackedFiles:
-        """Return files that remember what was read; they are read ahead if they are far."""
+        """Return ``files`` that remember what was read, read ahead if this source is far.
+
+        Close them to end their threads. Their reads are reported, but not counted in ``read``.
+        """
         tracked = files if is_near(self.source) else PrefetchedFiles(files)
         return TrackedFiles(tracked, title, shown, self.progress)
 
     def _count(self, view: memoryview) -> None:
-        """Add the bytes of a view, and report them."""
+        """Add the bytes of a view, and report them; the lock is held meanwhile."""
         with self._lock:
             self.read += view.nbytes
             self.progress(view.nbytes)
 
 
 def local_root(source: object) -> str | None:
-    """Return the directory of this machine in which the files lie; None if they lie elsewhere."""
+    """Return the directory of this machine, or of a mount, with the files; None if elsewhere."""
     source = source.source if isinstance(source, CountedSource) else source
     return source.root if isinstance(source, DirectoryFiles) else directory_of(source)
 
@@ -161,9 +164,9 @@ def local_place(source: object, name: str) -> tuple[str, str] | None:
 
 
 def pieces(source: RangeSource, extent: Extent) -> Iterator[memoryview]:
-    """Yield the bytes of an extent, read ahead if the source is far; raise StoreError.
+    """Yield the bytes of an extent in pieces of `WINDOW` bytes, read ahead if the source is far.
 
-    Each piece is valid until the next.
+    Each piece is valid until the next. Raise StoreError, and Corrupt if the file is shorter.
     """
     inner = source.source if isinstance(source, CountedSource) else source
     depth = 0 if is_near(inner) else DEPTH
@@ -171,7 +174,10 @@ def pieces(source: RangeSource, extent: Extent) -> Iterator[memoryview]:
 
 
 def copy_to(file: IO[bytes], source: RangeSource, extent: Extent) -> None:
-    """Copy an extent to a temporary file; raise Incomplete if it is missing, StoreError."""
+    """Append an extent to a temporary file, and flush it.
+
+    Raise Incomplete if it is missing; StoreError, also if the copy cannot be written; Corrupt.
+    """
     try:
         for piece in pieces(source, extent):
             file.write(piece)

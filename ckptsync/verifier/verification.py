@@ -108,10 +108,10 @@ class Verified:
 
 
 def resolve_target(url: str, access: Access | None = None) -> InStore | PlainDirectory:
-    """Return what a URL means: a store, a directory inside one, or any other directory.
+    """Return what a URL or path means: a store, a run or location inside one, or a plain directory.
 
-    Inside a store, the files of a consolidated model, and the records, mean their location. Raise
-    ConfigError.
+    Inside a store, the files of a consolidated model, and the records, mean their location. Asks
+    the store whether it is one. Raise ConfigError.
     """
     source, access = located(url), access or Access()
     enclosing = path_or_url.enclosing_store(source, access)
@@ -126,8 +126,10 @@ def resolve_target(url: str, access: Access | None = None) -> InStore | PlainDir
 def verify(target: InStore | PlainDirectory, options: VerifyOptions) -> Iterator[Verified]:
     """Verify each location; yield its report as soon as it is done, unwritten (`write_report`).
 
-    Raise ConfigError if nothing has that name, and Unsupported, after all the others, for a
-    location with records that a newer program wrote.
+    ``options.expect`` gets all bytes before the first. ``news`` of a report is None if the store
+    says the same, if the location changed meanwhile, and for a plain directory. Raise ConfigError
+    if nothing has that name, Unsupported, after all the others, for a location with records that a
+    newer program wrote, and what `verify_location` and `verify_directory` raise.
     """
     if isinstance(target, PlainDirectory):
         files = path_or_url.list_tree(target.source, target.access)
@@ -165,22 +167,19 @@ def verify(target: InStore | PlainDirectory, options: VerifyOptions) -> Iterator
 
 
 def _bytes_to_read(sizes: Iterable[int], options: VerifyOptions) -> int:
-    """Return how many bytes a verification of these files will read."""
+    """Return about how many bytes a verification of files of these sizes reads; 0 at level stat."""
     share = options.sample.share if options.sample else 1.0
     return 0 if options.level == "stat" else int(share * sum(sizes))
 
 
 def _verify_readable(
-    store: Store,
-    state: StoreState,
-    run: str,
-    location: str,
-    options: VerifyOptions,
+    store: Store, state: StoreState, run: str, location: str, options: VerifyOptions
 ) -> tuple[Report, bool]:
-    """Verify a location; return a report, and whether it may be written: only if it was judged.
+    """Verify a location; return a report, and whether it may be written.
 
-    Damaged manifests are reported also if no other can be read: other processes remember what they
-    read before, and a report has them read it again. Raise StoreError.
+    It may not if the location changed meanwhile: then it is "incomplete", with a note why; nor if
+    no manifest can be read, unless one is damaged: other processes remember it, and a report has
+    them read it again. Raise StoreError, Unsupported.
     """
     location_state, faults = state.of(run, location), state.faults_of(run, location)
     empty_report = Report(
@@ -200,7 +199,7 @@ def _verify_readable(
 
 
 def _read_reports(store: Store, state: StoreState, run: str, location: str) -> Mapping[str, Report]:
-    """Read the reports about a location without a readable manifest; return them by name.
+    """Read the reports about a location; return those that can be read, by name.
 
     Raise StoreError.
     """
@@ -213,16 +212,15 @@ def _read_reports(store: Store, state: StoreState, run: str, location: str) -> M
 
 
 def verify_location(
-    store: Store,
-    state: LocationState,
-    options: VerifyOptions,
-    faults: Sequence[Fault] = (),
+    store: Store, state: LocationState, options: VerifyOptions, faults: Sequence[Fault] = ()
 ) -> Report:
     """Return a report on the files of ``state``, numbered after the reports that it has.
 
-    ``faults`` are its records that cannot be read. No file is called missing or short before it
-    must be visible to this machine (`Store.late`). Raise StoreError if the store does not answer,
-    which is no damage, and Incomplete if the location changed meanwhile.
+    ``faults`` are its records that cannot be read. If a file is missing or has another size, it
+    waits `Store.late` seconds and reads the location again; what a tombstone covers becomes a note
+    instead. A sample without damage claims level "stat". Raise StoreError if the store does not
+    answer, which is no damage; Incomplete if the location changed meanwhile; Unsupported if a
+    library of level load is missing.
     """
     require(options.level)
     conditions, name = state.conditions, state.location
@@ -317,12 +315,14 @@ def _check_levels(
     ``files`` are expected, ``present`` are those stored with their sizes. ``trees``: the
     checkpoint's files, then those of a consolidated model, which ``tensors`` (of its model record)
     are of. Level digest compares CRC32s if no file ``has_digests``; else level load does, for
-    damage from before digests were recorded. Raise StoreError, Unsupported without a loader.
+    damage from before digests were recorded. A sample limits level digest alone. Without
+    ``has_shards`` the checkpoint is not parsed. Raise StoreError, Unsupported without a loader.
     """
     own_tree, model_tree, sample = trees[0], trees[-1], options.sample
     height = LEVELS.index(options.level)
-    of_size = sum(f.size for f in files)
-    readings = [Reading("stat", len(present), sum(f.size for f in present), len(files), of_size)]
+    expected_size = sum(f.size for f in files)
+    present_size = sum(f.size for f in present)
+    readings = [Reading("stat", len(present), present_size, len(files), expected_size)]
     findings: list[VerifyFinding] = []
     loaded = 0
     if height >= LEVELS.index("digest"):
@@ -332,10 +332,12 @@ def _check_levels(
         else:
             level_findings, count, size = check_crc32s(own_tree, "digest")
         findings += level_findings
-        readings.append(Reading("digest", count, size, len(files), of_size))
-        share_text = f"{size} of {of_size} bytes, in {count} of {len(files)} files, were compared"
+        readings.append(Reading("digest", count, size, len(files), expected_size))
+        share_text = (
+            f"{size} of {expected_size} bytes, in {count} of {len(files)} files, were compared"
+        )
         if sample:
-            percent = 100 * size / of_size if of_size else 100.0
+            percent = 100 * size / expected_size if expected_size else 100.0
             share_text = f"a sample ({percent:.1f} %): {share_text}; nothing is known of the others"
             findings.append(VerifyFinding("note", own_tree.title, share_text))
         elif size and not has_digests:
@@ -346,7 +348,8 @@ def _check_levels(
         findings += check_model(model_tree, tensors) if tensors is not None else ()
         count, size = sum(len(tree.seen) for tree in trees), sum(tree.read for tree in trees)
         parsed = sum(tree.tensors for tree in trees)
-        readings.append(Reading("parse", count, size - read_before, len(files), of_size, parsed))
+        size -= read_before
+        readings.append(Reading("parse", count, size, len(files), expected_size, parsed))
     if height >= LEVELS.index("load"):
         level_findings, reading = load_files(
             source, [f for f in present if not f.is_copy], own_tree
@@ -362,7 +365,8 @@ def verify_directory(files: FileTree, name: str, options: VerifyOptions) -> Repo
 
     "incomplete" means that its metadata demands files that are missing. Without a baseline level
     digest is never claimed; with one it is as in a store, and a missing file is damage. Raise
-    Unsupported if no layout knows it and there is no baseline, Incomplete if it changed meanwhile,
+    Unsupported if no layout knows it and there is no baseline, or if a library of level load is
+    missing; Incomplete if a file changed meanwhile, or what a trainer wrote has no weights;
     StoreError.
     """
     require(options.level)
@@ -408,9 +412,9 @@ def verify_directory(files: FileTree, name: str, options: VerifyOptions) -> Repo
 def record_directory(
     files: FileTree, progress: ReadProgress = no_progress
 ) -> tuple[ExpectedFile, ...]:
-    """Read all files; return them with their digests, for a baseline.
+    """Read all files by `_THREADS` threads; return them with their digests, for a baseline.
 
-    Raise Incomplete if one changed meanwhile, StoreError.
+    Raise Incomplete if one changed meanwhile, StoreError, Corrupt if one became shorter.
     """
     source = CountedSource(files, progress)
 
@@ -427,9 +431,10 @@ def record_directory(
 
 
 def _recheck_missing(store: Store, state: LocationState, absent: Collection[str]) -> None:
-    """Read the location again; raise Incomplete if not all ``absent`` files are still missing.
+    """Read the location again; raise Incomplete unless it lacks all ``absent`` files still.
 
-    A file may have been deleted, moved with its save, or written since the location was listed.
+    ``absent``: names in findings. Also raised if it has no manifest any more, or is being deleted.
+    Raise StoreError.
     """
     state_now = read_location(store, state.run, state.location).of(state.run, state.location)
     absent_now: set[str] = set()
@@ -445,9 +450,10 @@ def _recheck_missing(store: Store, state: LocationState, absent: Collection[str]
 
 
 def _find_lacking(files: TrackedFiles, *, must_be_known: bool) -> Iterator[VerifyFinding]:
-    """Yield what a directory's metadata demands and is missing, or has another size.
+    """Yield findings for what a directory's metadata demands and is missing, or has another size.
 
-    Raise what `registry.no_weights` returns if no layout knows it and it ``must_be_known``.
+    Damaged metadata is one finding. If it ``must_be_known``, metadata that demands nothing is a
+    note, and what `registry.no_weights` returns is raised if no layout knows the directory.
     """
     try:
         sources = registry.sources(files)

@@ -24,7 +24,10 @@ _ROOM = LIMITS["report"] // 4  # characters of findings; each may take four byte
 
 
 def worst_first(findings: Iterable[VerifyFinding]) -> tuple[VerifyFinding, ...]:
-    """Return each finding once, by kind, then by name: all damage, and at most 1000 others."""
+    """Return each finding once, by kind, then by name: all damage, and the first `_MOST` others.
+
+    A note counts the further ones.
+    """
     ordered = sorted(
         set(findings), key=lambda f: (_ORDER.index(f.kind), f.name, f.detail, f.ranges)
     )
@@ -44,7 +47,7 @@ def verdict(findings: Iterable[VerifyFinding], *, is_incomplete: bool) -> Verdic
 
 
 def exit_code(reports: Iterable[Report]) -> int:
-    """Return 10 for damage, else 3 for a plain directory that lacks files, else 0."""
+    """Return 10 for damage, else 3 for an incomplete plain directory (no run), else 0."""
     kinds = {(r.verdict, bool(r.run)) for r in reports}
     if any(v == "damaged" for v, _ in kinds):
         return 10
@@ -52,7 +55,7 @@ def exit_code(reports: Iterable[Report]) -> int:
 
 
 def write_report(store: Store, report: Report) -> str:
-    """Write a report; return its name. Raise StoreError.
+    """Write a report, shortened if it is too long (`fit`); return its name. Raise StoreError.
 
     A damaged one gets the next number. Any other keeps the number from before it read, so it does
     not answer damage that was reported since.
@@ -64,7 +67,7 @@ def write_report(store: Store, report: Report) -> str:
 
 
 def fit(report: Report) -> Report:
-    """Return the report, shortened if a record cannot hold it.
+    """Return the report itself, or a shorter one if a record cannot hold its findings.
 
     Then each finding has at most `_MOST` ranges and tensors, the last findings are left out, and a
     note counts those.

@@ -265,3 +265,17 @@ def test_a_system_without_filters_is_said_to_have_none() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout == "not sandboxed: no filter of system calls is known for vax\n"
+
+
+def test_without_landlock_no_program_can_be_started_all_the_same() -> None:
+    program = (
+        "import os; from ckptsync.verifier import sandbox\n"
+        "sandbox._give_up_privileges = sandbox._change_nothing = lambda: 'why'\n"
+        "print(sandbox.enter(), sandbox.close(), flush=True)\n"
+        "os.execv('/bin/echo', ['echo', 'started'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "why why\n"
+    assert "PermissionError" in done.stderr

@@ -115,23 +115,23 @@ class Draft:
     def share(self, share: Callable[[int], None]) -> None:
         """Call ``share`` with the descriptor of the empty file, which gives it its content.
 
-        An error of ``share`` is raised unchanged.
+        That counts as an earlier writer's bytes. An error of ``share`` is raised unchanged.
         """
         share(self._fd)
         self._begin_with(os.fstat(self._fd).st_size)
 
     def resize(self, size: int) -> None:
-        """Make the file ``size`` bytes long, with holes; bytes of an earlier writer stay."""
+        """Make the file ``size`` bytes long, with holes; earlier bytes up to there stay."""
         with self._errors.about(self.name):
             if self.initial_size != size:
                 os.ftruncate(self._fd, size)
         self.initial_size, self._end, self._is_download = min(size, self.initial_size), size, True
 
     def append(self, chunk: Chunk, pace: RateLimiter | None = None) -> None:
-        """Append a chunk, within the rate limit ``pace``.
+        """Append a chunk, within the rate limit ``pace``; count its bytes as sent.
 
-        Where an earlier writer has left bytes, the chunk is compared with them, and written from
-        the first difference on.
+        Where an earlier writer has left bytes, the chunk is compared with them, without the limit,
+        and written from the first difference on. One thread at a time.
         """
         view = memoryview(chunk).cast("B") if memoryview(chunk).nbytes else memoryview(b"")
         with self._errors.about(self.name):
@@ -155,21 +155,25 @@ class Draft:
                 progress_signs.count_sent(len(piece))
 
     def read_at(self, start: int, out: memoryview) -> None:
-        """Fill ``out`` with the file's bytes from ``start`` on; holes are zeros."""
+        """Fill ``out`` with the file's bytes from ``start`` on, as far as it goes.
+
+        Holes are zeros.
+        """
         with self._errors.about(self.name):
             safe_open.read_at(self._fd, start, out)
             self._drop_cached(len(out))
 
     def write_at(self, start: int, view: memoryview) -> None:
-        """Write all of ``view`` at ``start``."""
+        """Write all of ``view`` at ``start``; threads may write at once after `resize`."""
         with self._errors.about(self.name):
             self._write(start, view)
 
     def commit(self) -> None:
-        """Publish the file; on return the file and its name are durable.
+        """Publish the file, and close it; on return the file and its name are durable.
 
-        After an error the caller has to call `give_up` or `end`. Raise Exists if the name is taken
-        and ``give_name`` is `publish.claim`.
+        Bytes of an earlier writer beyond the last one are cut off. After an error the caller has to
+        call `give_up` or `end`. Raise Exists if the name is taken and ``give_name`` is
+        `publish.claim`.
         """
         with self._errors.about(self.name):
             if self.initial_size > self._end:
@@ -287,7 +291,7 @@ def part_of(name: str, origin: str) -> str:
 
 
 def remove_leftover_name(directory_fd: int, last: str, origin: str) -> None:
-    """Remove the temporary name of a file that has its final name ``last``, too.
+    """Remove the temporary name of a file that has its final name ``last``, too; else nothing.
 
     Its writer was killed between the two steps; the temporary name would keep the disk space for
     ever. Raise OSError.
@@ -304,7 +308,7 @@ def remove_leftover_name(directory_fd: int, last: str, origin: str) -> None:
 def remove_unlocked(root: str, name: str) -> bool:
     """Remove a draft whose writer holds no lock on it; return whether it is gone.
 
-    A file system without locks counts as one where nobody holds any. Raise OSError.
+    True if it was absent. Without locks in the file system nobody holds any. Raise OSError.
     """
     try:
         fd = safe_open.open_file(root, name)
@@ -327,9 +331,10 @@ def remove_unlocked(root: str, name: str) -> bool:
 
 
 def _open_locked(directory_fd: int, part: str) -> tuple[int, int] | None:
-    """Return a locked descriptor of the draft ``part``, and its size: 0 if it is new.
+    """Return a locked descriptor of the draft ``part``, made if missing, and its size: 0 if new.
 
-    None if another writer has it, or if there are no locks to tell. Raise OSError.
+    None if another writer or user has it, if it was published or removed meanwhile, or if there are
+    no locks to tell. Raise OSError.
     """
     is_new = False
     try:
@@ -356,7 +361,7 @@ def _open_locked(directory_fd: int, part: str) -> tuple[int, int] | None:
 
 
 def _claim_draft(directory_fd: int, part: str, draft_status: os.stat_result) -> bool:
-    """Return whether the locked file is still a draft, and ours to write to.
+    """Return whether the locked file is still the draft ``part``, and our user's.
 
     It is none if it has its final name already: its writer was killed before it removed the
     temporary name, which is removed here. Raise OSError.

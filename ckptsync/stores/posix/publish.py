@@ -31,7 +31,8 @@ GiveName = Callable[[int, str, str, os.stat_result], None]
 def replace(directory_fd: int, part: str, last: str, status: os.stat_result) -> None:
     """Rename the draft ``part`` to ``last`` in an open directory; replace what has that name.
 
-    ``status``: of the draft, by which it is recognised. Raise OSError.
+    ``status``: of the draft. If it has the name already, that is no error: only an answer was lost.
+    Raise OSError.
     """
     try:
         os.rename(part, last, src_dir_fd=directory_fd, dst_dir_fd=directory_fd)
@@ -41,9 +42,10 @@ def replace(directory_fd: int, part: str, last: str, status: os.stat_result) -> 
 
 
 def claim(directory_fd: int, part: str, last: str, status: os.stat_result) -> None:
-    """Give the draft ``part`` the name ``last``; raise FileExistsError if another file has it.
+    """Give the draft ``part`` the name ``last``, and remove its own.
 
-    ``status``: of the draft, by which it is recognised. Raise OSError.
+    ``status``: of the draft. If it has the name already, that is no error. Raise FileExistsError,
+    once the directory is durable, if another file has the name; OSError.
     """
     try:
         os.link(part, last, src_dir_fd=directory_fd, dst_dir_fd=directory_fd, follow_symlinks=False)
@@ -65,7 +67,8 @@ def claim(directory_fd: int, part: str, last: str, status: os.stat_result) -> No
 def rename_if_free(directory_fd: int, part: str, last: str) -> None:
     """Rename ``part`` to ``last`` where there are no hard links.
 
-    Raise OSError, with EEXIST if the name is taken.
+    Raise OSError: EEXIST, once the directory is durable, if the name is taken; ENOTSUP without
+    renameat2.
     """
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
@@ -85,7 +88,7 @@ def rename_if_free(directory_fd: int, part: str, last: str) -> None:
 
 
 def sync_directory(directory_fd: int) -> None:
-    """Make the names in an open directory durable; raise OSError."""
+    """Make the names in an open directory durable, where the system can; raise OSError."""
     try:
         os.fsync(directory_fd)
     except OSError as e:
@@ -130,8 +133,8 @@ class DurableDirectories:
     def opened(self, parts: Sequence[str]) -> Iterator[tuple[int, ...]]:
         """Open the root and each directory of a path, made if missing; yield the descriptors.
 
-        Another process may delete a directory as long as it is empty (FileNotFoundError). With a
-        file in the last one they stay, and may be made durable.
+        They are closed afterwards. Names are not durable yet (`make_durable`). Another process may
+        delete a directory as long as it is empty (FileNotFoundError); a link or file is an OSError.
         """
         with contextlib.ExitStack() as stack:
             descriptors = [os.open(self._root, _DIRECTORY)]

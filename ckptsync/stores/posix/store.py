@@ -60,7 +60,8 @@ class PosixStore:
 
     A file system that is not mounted is not an empty store, and the directory that it is mounted on
     does exist. So a ``witness`` may be named: a file that is in the store for ever. If the one that
-    was there at the beginning is missing, every method raises StoreError.
+    was there at the beginning is missing, listings, writes and reads of absent files raise
+    StoreError.
 
     Args:
         root: the directory.
@@ -100,7 +101,7 @@ class PosixStore:
             self._check_root()
 
     def names(self, prefix: str) -> Iterator[Entry]:
-        """Yield the stored files below ``prefix``; close those that are open for long."""
+        """Yield the stored files below ``prefix``; close files open for `TRUSTED_S` seconds."""
         self._files.forget_older(TRUSTED_S)
         with self._listing():
             for name, status in safe_open.files_below(
@@ -123,9 +124,9 @@ class PosixStore:
             return self._retry_stale(name, lambda: stat(self._root, name).st_size)
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
-        """Fill ``out`` from byte ``start``, within the rate limit.
+        """Fill ``out`` from byte ``start``, within the rate limit; the file stays open.
 
-        Raise NotFound, or Corrupt if the file ends before.
+        Raise NotFound, Corrupt if the file ends before, Transient on shutdown.
         """
         if self._pace is None or not out.nbytes:
             self._read_into(name, start, out)
@@ -135,10 +136,12 @@ class PosixStore:
             start += len(piece)
 
     def _read_into(self, name: str, start: int, out: memoryview) -> None:
-        """Fill ``out`` at once; before Corrupt is raised, the file is opened again."""
+        """Fill ``out`` without the rate limit; raise as `read_into`.
+
+        If the file ends before, it is opened again first: on NFS a cached length may be old.
+        """
         with self._reading(checked_name(name)):
             count = self._retry_stale(name, lambda: self._opened(name).read_at(start, out))
-            # on NFS a cached length may be older than what another machine has written
             if count < out.nbytes:
                 count = self._reopened(name).read_at(start, out)
         if count < out.nbytes:
@@ -149,7 +152,7 @@ class PosixStore:
         self._publish(checked_name(name), chunks, about, replace)
 
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        """Store a new file; raise Exists if the name is taken (see `Store.create`)."""
+        """Store a new file; raise Exists, once the taken name is durable (see `Store.create`)."""
         with contextlib.suppress(NotFound), self._reading(checked_name(name)):
             # no refresh of NFS's cache: if the name is taken after all, `claim` finds out
             safe_open.stat_file(self._root, name)
@@ -164,7 +167,8 @@ class PosixStore:
     def open_draft(self, name: str, size: int, origin: str = "") -> Draft:
         """Return a new file of ``size`` bytes to be written in any order, then committed.
 
-        ``origin``: as `About` has it. Raise StoreError.
+        It replaces what has the name. ``origin``: as `About` has it; the draft of a killed writer
+        of the same origin is continued. Raise StoreError.
         """
         draft = self._begin(checked_name(name), origin, replace)
         try:
@@ -175,7 +179,7 @@ class PosixStore:
         return draft
 
     def delete(self, name: str) -> None:
-        """Delete a file if it is there, and the directories that become empty.
+        """Delete a file, durably, if it is there, and the directories that become empty.
 
         Directories that a killed process left empty go too: trainers take a directory for a
         checkpoint.
@@ -215,7 +219,7 @@ class PosixStore:
     ) -> None:
         """Write ``chunks`` to a draft, and give it the name by ``give_name``.
 
-        After an error that may pass the draft stays for the next try.
+        After Transient the draft stays for the next try, if it has an origin; else it is removed.
         """
         draft = self._begin(name, about.origin, give_name)
         try:
@@ -279,8 +283,7 @@ class PosixStore:
             if not safe_open.is_absence(e):
                 raise self._errors.error(self.root, e) from e
             hint = HINTS.get(
-                e.errno or 0,
-                "mount the file system; the first worker or push makes a store",
+                e.errno or 0, "mount the file system; the first worker or push makes a store"
             )
             raise StoreError(
                 f"{self.root}: {(e.strerror or str(e)).lower()}, a store's directory expected",
@@ -296,8 +299,8 @@ class PosixStore:
     def _retry_stale(self, name: str, call: Callable[[], T]) -> T:
         """Return what ``call`` returns; call it again, once, if it may have seen stale data.
 
-        Stale are a file handle that the NFS server has forgotten, and an absence that is only
-        cached.
+        Stale are a file handle that the NFS server has forgotten, and on a remote file system an
+        absence that is only cached. Other errors are raised.
         """
         try:
             return call()
@@ -309,7 +312,7 @@ class PosixStore:
         return call()
 
     def _opened(self, name: str) -> OpenFile:
-        """Return the open file of a name; open it again if it was replaced, or is open for long.
+        """Return the open file of a name; open it again if it was replaced, or after `TRUSTED_S`.
 
         Raise OSError.
         """
@@ -319,7 +322,7 @@ class PosixStore:
         return self._reopened(name)
 
     def _reopened(self, name: str) -> OpenFile:
-        """Open a file by its name; later reads use the same descriptor. Raise OSError."""
+        """Open a file by its name, and keep it open for later reads. Raise OSError."""
         self._files.forget(name)
         return self._files.put(name, safe_open.open_file(self._root, name))
 

@@ -101,9 +101,9 @@ class BucketAccess:
         self._disable_checksums(self.client)
 
     def keys(self) -> Any:
-        """Return the credentials of this moment, renewed if they were about to expire.
+        """Return the credentials of this moment, renewed (by requests) if they are about to expire.
 
-        None for an anonymous client.
+        None for an anonymous client. Raise botocore's errors.
         """
         return None if self._options.get("anon") else self._credentials.get_frozen_credentials()
 
@@ -127,8 +127,8 @@ class BucketAccess:
     def extra_parameters(self, method: str) -> dict[str, Any]:
         """Return the parameters that `s3_additional_kwargs` and `requester_pays` add to a request.
 
-        As in s3fs, only those that the request's operation has. Raise ConfigError if one is
-        invalid.
+        As in s3fs, only those that the request's operation has, and no checksums. They are
+        remembered. Raise ConfigError if one is invalid.
         """
         if method not in self._extra_parameters:
             meta = self.client.meta
@@ -209,7 +209,7 @@ class BucketAccess:
 
 
 def _check_options(url: str, options: Mapping[str, Any]) -> None:
-    """Raise ConfigError for unknown options, and for options that should be mappings."""
+    """Raise ConfigError for unknown options, and for those of `_MAPPINGS` that are no mappings."""
     if unknown := sorted(set(options) - OPTIONS):
         hint = f"remove them; known are {', '.join(sorted(OPTIONS))}"
         raise ConfigError(f"{url}: unknown storage_options: {', '.join(unknown)}", hint=hint)
@@ -242,13 +242,9 @@ def _split(remote: Remote) -> tuple[str, str]:
 def _config(options: Mapping[str, Any], client_config: Any, stall: float) -> Any:
     """Return botocore's configuration: the user's options, then ours, which count.
 
-    Args:
-        options: the storage_options.
-        client_config: a botocore Config among the client's arguments, or None.
-        stall: seconds without a byte after which a request fails.
-
-    Raise ConfigError for signature version 2.
-
+    ``options``: the storage_options, which precede ``client_config``, a botocore Config or None.
+    ``stall``: seconds without a byte after which a request fails. Raise ConfigError for signature
+    version 2.
     """
     kwargs = {"max_pool_connections": CONNECTIONS, **(options.get("config_kwargs") or {})}
     config = botocore.config.Config(**kwargs)
@@ -285,7 +281,7 @@ class _DescriptionReader(botocore.loaders.JSONFileLoader):  # type: ignore[misc]
 
 @functools.cache
 def _loader(data_path: str | None) -> Any:
-    """Return botocore's loader of API descriptions, which keeps them: reading them takes long."""
+    """Return botocore's loader of API descriptions, one for the process: reading takes long."""
     loader = botocore.loaders.create_loader(data_path)
     loader.file_loader = _DescriptionReader()
     loader.list_available_services = lambda _: ["s3"]  # else it opens the directories of 400

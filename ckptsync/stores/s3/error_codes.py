@@ -124,7 +124,7 @@ def error_of_connection(url: str, lost: Lost, *, has_answered: bool) -> Ckptsync
     """Return the error for a connection to ``url`` that was not made, or broke.
 
     ``has_answered``: the server has answered before, in this process. Then only certificates are a
-    ConfigError; other errors are Transient.
+    ConfigError; before, an unknown host or no TLS is, too. Other errors are Transient.
     """
     e, host = lost.error, lost.host
     why = str(getattr(e, "reason", "")) if isinstance(e, ssl.SSLError) else ""  # OpenSSL's name

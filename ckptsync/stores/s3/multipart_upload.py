@@ -91,8 +91,9 @@ class KeyTarget:
     def put_whole(self, data: memoryview) -> None:
         """Store a small file by one request.
 
-        Raise Exists if the key is to be new and exists, with whether it has the same bytes. The
-        first file also tests the server (`_probe_conditional_writes`).
+        Raise Exists if the key is to be new and exists, with whether it has the same bytes. Without
+        conditional writes, or above `_CHEAP` bytes, the key is looked up before. The first small
+        file also tests the server (`_probe_conditional_writes`).
         """
         bucket = self.bucket
         if self.is_new:
@@ -110,7 +111,7 @@ class KeyTarget:
         bucket.persistence.call(lambda: self._put(data))
 
     def begin(self) -> Multipart:
-        """Return an upload in parts; nothing was sent yet.
+        """Return an upload in parts; nothing was sent yet, but unfinished uploads were listed.
 
         If the key is to be new and exists, the upload only compares.
         """
@@ -172,21 +173,19 @@ class KeyTarget:
 
 
 class Multipart:
-    """A `PartUpload`, which may continue one of the ``list_unfinished`` uploads of earlier tries.
+    """A `PartUpload`, which may continue one of the ``unfinished`` uploads of earlier tries.
 
     ``stored``: the object under a key that must be new. Then nothing is sent, and `commit` raises
     Exists with whether the parts are the same bytes.
     """
 
     def __init__(
-        self, target: KeyTarget, list_unfinished: Sequence[Unfinished], stored: StoredObject | None
+        self, target: KeyTarget, unfinished: Sequence[Unfinished], stored: StoredObject | None
     ) -> None:
         self._bucket, self._key, self._most = target.bucket, target.key, target.most
         is_conditional = target.is_new and target.bucket.keeps_conditions is not False
         self._is_new, self._condition = is_conditional, NEW if is_conditional else {}
-        self._unfinished = sorted(
-            list_unfinished, key=lambda upload: len(upload.parts), reverse=True
-        )
+        self._unfinished = sorted(unfinished, key=lambda upload: len(upload.parts), reverse=True)
         self._stored = stored
         self._lock = threading.Lock()
         self._id = ""
@@ -210,7 +209,7 @@ class Multipart:
         return False
 
     def put(self, part: FilePart) -> None:
-        """Send a part; raise Transient if the upload was removed or completed by another writer."""
+        """Send a part, with retries; raise Transient if another writer has ended the upload."""
         about = {"PartNumber": part.number, "UploadId": self._id}
         try:
             self._sums[part.number] = self._bucket.persistence.call(
@@ -309,10 +308,10 @@ class Multipart:
         self._is_ours, self._has_crc = True, kind == "FULL_OBJECT"
 
     def _check_stored(self, e: StoreError, sums: PartSum, *, is_repeated: bool) -> None:
-        """Return if these bytes are stored already; raise StoreError otherwise.
+        """Return if these bytes are stored already; a new key only if the try ``is_repeated``.
 
         The upload is gone, or the name is taken: by an earlier try of this process whose answer was
-        lost, or by another writer. ``is_repeated``: completing was tried before.
+        lost, or by another writer. Then raise Exists for a new key that has a file, else Transient.
         """
         stored = self._bucket.find(self._key)
         if stored and stored.may_be(sums) and (is_repeated or not self._is_new):
@@ -322,7 +321,7 @@ class Multipart:
         raise _removed(e) from e
 
     def _taken_by(self, stored: StoredObject, sums: PartSum) -> Exists:
-        """Return the error for an existing key; `abandon` will remove the upload."""
+        """Return the error for an existing key; note that `abandon` may remove the upload."""
         self._is_ours = True  # whoever began the upload: nobody can complete it any more
         return _taken(self._bucket.url(self._key), stored, sums)
 
@@ -358,7 +357,7 @@ class Unfinished:
 
     @property
     def idle(self) -> float:
-        """Seconds since it was begun, or since a part was sent."""
+        """Seconds since it was begun, or since its last part was sent: the fewer."""
         return min([self.age, *(part.age for part in self.parts)])
 
     def agrees(self, part: FilePart, most: int) -> bool | None:
@@ -411,7 +410,7 @@ def list_unfinished(bucket: Bucket, key: str) -> list[Unfinished]:
 def remove_stale(bucket: Bucket, prefix: str) -> None:
     """Remove the uploads below ``prefix`` that are idle for `ABANDONED_AFTER`.
 
-    Only if a store lies there: then every upload was begun by ckptsync. An error is logged, not
+    Only if a store lies there: then every upload was begun by ckptsync. StoreError is logged, not
     raised.
     """
     try:
@@ -433,7 +432,7 @@ def remove_stale(bucket: Bucket, prefix: str) -> None:
 
 
 def _list_uploads(bucket: Bucket, prefix: str) -> Iterator[Unfinished]:
-    """Yield the uploads of keys that start with ``prefix``, without their parts."""
+    """Yield the uploads of keys that start with ``prefix``, without parts, page by page."""
 
     def parse(answer: Answer) -> list[Unfinished]:
         """Return the uploads in one answer."""
@@ -499,7 +498,7 @@ def _upload_id(answer: Answer) -> str:
 
 
 def _remove(bucket: Bucket, key: str, upload: str) -> None:
-    """Remove an upload and its parts; do nothing if it is gone."""
+    """Remove an upload and its parts; do nothing if it is gone. Raise StoreError."""
     with contextlib.suppress(UploadGone, NotFound):
         bucket.ask("abort_multipart_upload", key, UploadId=upload)
 

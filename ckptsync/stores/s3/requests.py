@@ -68,9 +68,9 @@ class Bucket:
     def call(self, method: str, key: str = "", **parameters: Any) -> Answer:
         """Send one request, once; return botocore's answer.
 
-        Raise the errors of `error_codes`, and Transient if the same request may succeed. After a
-        refusal that new credentials may end, they are looked for. (botocore follows a bucket to its
-        region.)
+        Raise the errors of `error_codes`, and Transient if the same request may succeed. After 400,
+        401 and 403 credentials are looked for; if they changed, the error is Transient. (botocore
+        follows a bucket to its region.)
         """
         url = self.url(key or parameters.get("Prefix", "").rstrip("/"))
         with self.access.configuring():
@@ -96,7 +96,7 @@ class Bucket:
     def translate_errors(self, url: str, do: Callable[[], T]) -> T:
         """Return what ``do`` returns, which uses botocore; raise its errors as StoreErrors.
 
-        ClientError is raised unchanged.
+        ClientError is raised unchanged; errors of configuration are ConfigErrors.
         """
         try:
             return do()
@@ -239,7 +239,10 @@ class Bucket:
             self._is_reachable = True  # so HEAD's 404 meant this key
 
     def find(self, key: str) -> StoredObject | None:
-        """Return what can be compared of the object under a key; None if there is none."""
+        """Request what can be compared of the object under a key; None if there is none.
+
+        Raise as `head`.
+        """
         try:
             answer = self.head(key, ChecksumMode="ENABLED")
         except NotFound:
@@ -323,7 +326,7 @@ class StoredObject:
     crc: str
 
     def is_same(self, sums: PartSum) -> bool | None:
-        """Return whether the object has these bytes; None if that cannot be told."""
+        """Return True if the tags are equal, False if size, CRC32 or MD5 differ, else None."""
         if self.size != sums.size or (self.crc and self.crc != base64_of(sums.crc)):
             return False
         if self.tag and unquoted(self.tag) == sums.tag:
@@ -342,7 +345,7 @@ def sum_of(data: memoryview) -> PartSum:
 
 
 def sum_parts(parts: Sequence[PartSum]) -> PartSum:
-    """Return the sums of a file that was sent in these parts."""
+    """Return the sums of a file that was sent in these parts; no tag unless all tags are MD5s."""
     crc, tags = 0, [unquoted(each.tag) for each in parts]
     for each in parts:
         crc = crc32_combine(crc, each.crc, each.size)

@@ -63,7 +63,7 @@ class S3Store:
         self._has_removed_stale = False
 
     def names(self, prefix: str) -> Iterator[Entry]:
-        """Yield the stored files below ``prefix`` (see `Store.names`)."""
+        """Yield the stored files below ``prefix``; all are listed before the first, but on AWS."""
         entries = self._list_entries(self._prefix + checked_prefix(prefix))
         # servers other than AWS list directory by directory
         yield from entries if self._is_aws else sorted(entries)
@@ -94,7 +94,7 @@ class S3Store:
         return sorted(filter(_is_plain_name, below))
 
     def size(self, name: str) -> int:
-        """Return the size of a file in bytes; raise NotFound."""
+        """Return the size of a file in bytes; raise NotFound, also for 403 if it is not listed."""
         try:
             return int(self.bucket.head(self._key(name))["ContentLength"])
         except Denied as e:
@@ -114,7 +114,8 @@ class S3Store:
     ) -> None:
         """Call ``take`` with the bytes of ``extent`` front to back, a ``buffer`` at a time.
 
-        One request delivers all of them, unless it breaks. Raise as `read_into`.
+        One request delivers all of them; after a failure another continues. Raise as `read_into`,
+        and StoreError if the object was replaced meanwhile.
         """
         with contextlib.closing(_RangeRead(self, extent)) as reading:
             for position in range(0, extent.size, len(buffer)):
@@ -138,7 +139,7 @@ class S3Store:
             return  # as it should be
 
     def _key(self, name: str) -> str:
-        """Return the key of a name; raise StoreError if it is longer than S3 permits."""
+        """Return the key of a name; raise StoreError above 1024 bytes, Corrupt if not plain."""
         key = self._prefix + checked_path(name)
         if len(key.encode()) > 1024:
             raise StoreError(
@@ -147,7 +148,7 @@ class S3Store:
         return key
 
     def _send(self, name: str, chunks: Iterable[Chunk], about: About, *, is_new: bool) -> None:
-        """Write ``chunks`` to a key in parts. With an origin an unfinished upload is continued."""
+        """Write ``chunks`` to a key; in parts, with an origin, an unfinished upload continues."""
         key = self._key(name)
         most_parts = (
             -(-about.size // part_size(about.size, least=self.least)) if about.size else MOST
@@ -196,8 +197,9 @@ class S3Store:
     def open_range(self, name: str, start: int, end: int, tag: str) -> tuple[str, Any]:
         """Request bytes ``start`` to ``end``; return the object's tag and the answer's body.
 
-        ``tag``: of the object that earlier bytes were read from; "" before the first ones. Raise
-        NotFound, Corrupt if the file ends before, StoreError if it was replaced.
+        The caller closes the body. Tried once. ``tag``: of the object that earlier bytes were read
+        from; "" before the first ones. Raise NotFound, Corrupt if the file ends before, StoreError
+        if it was replaced, Transient.
         """
         try:
             answer = self.bucket.call(

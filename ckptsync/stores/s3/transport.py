@@ -44,7 +44,7 @@ def attach(client: Any, http: Any, limits: Limits) -> None:
     """Send all requests of a botocore client through this module, over the session ``http``."""
 
     def send(request: Any, event_name: str, **_: Any) -> Any:
-        """Return the answer to a request; the body of a file is not read yet.
+        """Send a request; return its answer. A file's body is not read yet, any other is.
 
         Raise Lost, NotS3, and Transient if the process is about to end.
         """
@@ -149,9 +149,9 @@ class _Received:
 
 
 def _lost(host: str, e: BaseException) -> CkptsyncError | Lost:
-    """Return the error inside those that botocore and urllib3 wrap around it.
+    """Return the innermost error of those that botocore and urllib3 wrap around it, as Lost.
 
-    A CkptsyncError as it is, any other as Lost.
+    A CkptsyncError is returned as it is.
     """
     while not isinstance(e, CkptsyncError):
         causes = [getattr(e, "kwargs", {}).get("error"), *e.args, e.__cause__]

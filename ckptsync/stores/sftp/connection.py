@@ -246,10 +246,10 @@ class Connection:
             pipe.close()
 
     def _wait(self, fd: int, event: int, seconds: float) -> None:
-        """Wait until ``fd`` is ready; raise Transient after so many seconds.
+        """Wait until ``fd`` is ready; mark the connection broken and raise Transient if too late.
 
-        After that the connection is broken, and no request can be sent. Messages of ssh are read
-        meanwhile: ssh stops while that pipe is full.
+        ``seconds``: how long, on a monotonic clock. Messages of ssh are read meanwhile: ssh stops
+        while that pipe is full.
         """
         deadline = time.monotonic() + seconds
         poll = select.poll()
@@ -269,7 +269,7 @@ class Connection:
                 return
 
     def _read_messages(self) -> bool:
-        """Add what ssh has printed to its messages; return whether there was anything."""
+        """Add what ssh has printed to its messages; return False if nothing is there. No wait."""
         try:
             data = os.read(self._stderr, 4096)
         except BlockingIOError:
@@ -278,7 +278,10 @@ class Connection:
         return bool(data)
 
     def _end_error(self) -> ConfigError | StoreError:
-        """Mark the connection as broken; return the error that ssh's last messages tell."""
+        """Mark the connection as broken; return the error that ssh's last messages tell.
+
+        Waits up to `_EXIT_S` seconds for ssh to end.
+        """
         self._is_broken = True
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_EXIT_S)  # later messages may follow

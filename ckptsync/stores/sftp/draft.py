@@ -70,9 +70,9 @@ class SftpTarget:
         return self.name.rpartition("/")[0]
 
     def put_whole(self, data: memoryview) -> None:
-        """Write all of a small file, and publish it; remove the temporary file after an error.
+        """Write all of a small file, and publish it; raise as `publish`.
 
-        Raise as `publish`.
+        After an error the temporary file is removed, unless the server refuses.
         """
         part = temporary_name(self.name, secrets.token_hex(8))
         try:
@@ -86,7 +86,7 @@ class SftpTarget:
     def begin(self) -> SftpUpload:
         """Return an upload that continues the longest file of earlier writers, or begins a new one.
 
-        Raise StoreError.
+        A new file is made on the server, with its directories. Raise StoreError.
         """
 
         def step(session: Session) -> tuple[int, str, bool]:
@@ -251,7 +251,7 @@ class SftpUpload:
         """Return True, and count a part as sent, if the file has these bytes already.
 
         They are read back and compared; of a part that was on the server's disk before, only the
-        first `_FIRST` bytes.
+        first `_FIRST` bytes. Raise as `_run`.
         """
         end = part.start + len(part.data)
         if end > self.initial_size:
@@ -275,7 +275,10 @@ class SftpUpload:
         return True
 
     def put(self, part: FilePart) -> None:
-        """Write a part, once it lies within the tail; do nothing after another thread's error."""
+        """Write a part; wait until it lies within the tail. It may sync the file.
+
+        Nothing is written after another thread's error. Raise as `_run`.
+        """
         end = part.start + len(part.data)
         with self._changed:
             # a trusted part before may be written again, since the disk had lost it

@@ -269,7 +269,7 @@ class Session:
         self._connection.close()
 
     def exchange(self, *requests: Request) -> list[Reply]:
-        """Send all requests, then return their answers in the same order."""
+        """Send all requests, then wait for their answers; return these in the same order."""
         numbers = self._send(requests)
         patience = FSYNC_PATIENCE if any(r.kind == PacketType.EXTENDED for r in requests) else 0.0
         replies: dict[int, Reply] = {}
@@ -279,7 +279,7 @@ class Session:
         return [replies[number] for number in numbers]
 
     def do(self, *requests: Request) -> None:
-        """Send all requests; raise StatusError if one of them is refused."""
+        """Send all, wait for all answers; raise StatusError for the first that is refused."""
         for reply in self.exchange(*requests):
             reply.fields()
 
@@ -302,7 +302,7 @@ class Session:
     def make_directory(self, path: bytes) -> Attributes:
         """Make a directory unless the path exists; return the attributes of what is there.
 
-        Raise StatusError if it was refused.
+        Raise StatusError if it was refused, or if it is gone again.
         """
         mkdir_reply, lstat_reply = self.exchange(
             Request(PacketType.MKDIR, text(path) + bytes(4)), Request(PacketType.LSTAT, text(path))
@@ -349,9 +349,10 @@ class Session:
             yield Request(PacketType.WRITE, fields + struct.pack(">I", len(piece)), data=piece)
 
     def read_into(self, handle: bytes, start: int, out: memoryview) -> int:
-        """Fill ``out`` from byte ``start``; return the number of bytes read.
+        """Fill ``out`` from byte ``start``, within the rate limit; return the number of bytes read.
 
-        They are fewer than ``out`` holds only if the file ends before. Raise StatusError.
+        They are fewer than ``out`` holds only if the file ends before. Raise StatusError, after all
+        answers came, if the server refuses.
         """
         end, refusal = len(out), None
         size = self.read_size
@@ -463,7 +464,7 @@ class Session:
         return extensions
 
     def _set_request_sizes(self) -> None:
-        """Set how large requests may be, as the server says; 0 means that it does not say."""
+        """Ask how large requests may be; set that, 32 to 255 KiB, unless the server refuses."""
         try:
             (reply,) = self.exchange(Request(PacketType.EXTENDED, text(b"limits@openssh.com")))
             fields = reply.fields(PacketType.EXTENDED_REPLY)

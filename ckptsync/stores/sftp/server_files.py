@@ -102,7 +102,7 @@ class Sessions:
                     self._return_session(session)
 
     def _idle_session(self) -> Session | None:
-        """Take an idle session that is usable; None if there is none."""
+        """Take an idle session that is usable, and close others; None if there is none."""
         with self._lock:
             while self._idle:
                 session = self._idle.pop()
@@ -163,7 +163,7 @@ class ServerFiles:
     def find(self, name: str) -> Attributes | None:
         """Return the attributes of a regular file that is reached over no link, else None.
 
-        Records that the name was checked now, for `_checked_at`. Raise StoreError.
+        Such a name is not looked up again by `read_into` for `CHECKED_S` seconds. Raise StoreError.
         """
         paths = [self.path(each) for each in (*_parents(name), name)]
         *parents, attributes = self.on(name, lambda s: s.stat_paths(paths))
@@ -175,7 +175,10 @@ class ServerFiles:
         return attributes
 
     def is_directory(self, prefix: str) -> bool:
-        """Return whether a prefix ("" or ending in "/") is a directory, reached over no link."""
+        """Return whether a prefix ("" or ending in "/") is a directory, reached over no link.
+
+        Always True for "". Raise StoreError.
+        """
         paths = [self.path(each) for each in _parents(prefix)]
         return _are_directories(self.on(prefix, lambda s: s.stat_paths(paths)))
 
@@ -188,9 +191,10 @@ class ServerFiles:
             return {}
 
     def listing(self, session: Session, directory: str) -> Listing:
-        """Return what is in a directory; raise StatusError if it does not exist.
+        """Return what is in a directory ("" is the root).
 
-        Raise StoreError if the server's listing does not end.
+        Raise StatusError if it does not exist, StoreError if the server's listing does not end or
+        is too large.
         """
         shown, listing = self.shown(directory), Listing()
         size = idle = 0
@@ -237,7 +241,7 @@ class ServerFiles:
         self._checked_at.pop(name, None)
 
     def not_found(self, name: str) -> NotFound:
-        """Return the error for a missing name; raise StoreError if the store is missing."""
+        """Return the error for a missing name; raise as `check_root` if the store is missing."""
         self.check_root()
         return NotFound(f"{name}: not in {self.address.url}")
 
@@ -369,13 +373,16 @@ class ServerFiles:
             session.do(*session.fsync_requests(handle))
 
     def remove(self, name: str) -> None:
-        """Remove a file; do nothing if it is not there."""
+        """Remove a file, not durably; do nothing if it is not there. Raise StoreError."""
         self.forget(name)
         with contextlib.suppress(NotFound):
             self.on(name, lambda s: s.do(Request(PacketType.REMOVE, text(self.path(name)))))
 
     def remove_empty(self, directory: str) -> bool:
-        """Remove a directory; return False if the server refuses: not empty, or not ours."""
+        """Remove a directory; return False if the server refuses: missing, not empty, not ours.
+
+        Later writes look again which directories exist. Raise StoreError.
+        """
         self._made.clear()
         try:
             self.sessions.on(lambda s: s.do(Request(PacketType.RMDIR, text(self.path(directory)))))

@@ -63,7 +63,7 @@ class SftpStore:
         return self._files.missing_parent()
 
     def make_root(self) -> None:
-        """Make the directory, durably, if it is not there; raise ConfigError if refused."""
+        """Make the directory and missing ones above it; raise as `ServerFiles.make_root`."""
         self._files.make_root()
 
     def names(self, prefix: str) -> Iterator[Entry]:
@@ -114,7 +114,7 @@ class SftpStore:
         self._pool.send(target, chunks, about, PART)
 
     def delete(self, name: str) -> None:
-        """Delete a file if it is there, and the directories that become empty.
+        """Delete a file, durably, and the directories that become empty; do nothing without it.
 
         Trainers take an empty directory for a checkpoint.
         """
@@ -136,9 +136,9 @@ class SftpStore:
         )
 
     def remove_draft(self, name: str) -> bool:
-        """Remove an unfinished file; return True.
+        """Remove an unfinished file; do nothing to any other. Return True.
 
-        Writers hold no locks, so its age has to decide.
+        Writers hold no locks, so the caller decides by its age.
         """
         if is_unfinished(checked_path(name).rpartition("/")[2]):
             self._files.remove(name)
