@@ -71,7 +71,10 @@ class Stopping:
         self.code = 0
 
     def ask(self, code: int = 0) -> None:
-        """Request a stop and wake the main loop; the first code that is not 0 is the exit code."""
+        """Request a stop and wake the main loop; the first code that is not 0 is the exit code.
+
+        Reads of files and retries of the store end, too (`progress_signs`).
+        """
         self.is_stopping, self.code = True, self.code or code
         progress_signs.announce_shutdown()
         self.wake()
@@ -150,7 +153,7 @@ class Locks:
         """Take the lock of a spool directory, which is made if absent, and keep it.
 
         Returns at once if it is held already.  If the output directory was made anew, its new lock
-        is taken `ALONE` seconds after the last change there.
+        is taken `ALONE` seconds after the last change there; until then the old one is kept.
 
         Raises:
             ConfigError: another process holds the lock.

@@ -77,7 +77,10 @@ class Roles:
         return (*self.local, *self.tasks, *self.periodic)
 
     def outcome(self) -> Outcome:
-        """Return the outcomes of the last runs of all tasks as one, without duplicates."""
+        """Return the last outcomes of all tasks as one, without duplicates and without ``lines``.
+
+        A task's own failure is among the errors.
+        """
         tasks = self.all
         outcomes = [task.outcome for task in tasks]
         return Outcome(
@@ -120,7 +123,7 @@ class Heart:
         self._offset: int | None = None
 
     def beat(self) -> None:
-        """Write a heartbeat, and the node's facts if they have changed.
+        """Write a heartbeat, and the node's facts if they have changed; ahead of uploads.
 
         Requests a stop with exit code 2, and writes nothing more, if another live worker has this
         node id.  Raises StoreError.
@@ -131,7 +134,8 @@ class Heart:
     def _beat(self) -> None:
         """Do what `beat` says, without its priority over uploads.  Raises StoreError.
 
-        Notes the time before it writes, also if that fails.
+        Notes the time before it writes, also if that fails.  Measures the clock's offset where an
+        hour has passed; if that fails, the facts have the last one.
         """
         self._beaten = now = time.monotonic()
         try:
@@ -153,7 +157,7 @@ class Heart:
         """Compare states with the last heartbeat's; return True if a heartbeat must be written now.
 
         That is so if a state has changed, or if bytes are moving and the last heartbeat is
-        `MOVING_EVERY` seconds old. Notes the time: within `SOON` seconds of a comparison or a
+        `MOVING_EVERY` seconds old.  Notes the time: within `SOON` seconds of a comparison or a
         heartbeat, return False without comparing.
         """
         now = time.monotonic()
@@ -201,7 +205,7 @@ class Heart:
         return tuple(rated)
 
     def farewell(self) -> None:
-        """Write that this process has stopped, unless another worker has its node id.
+        """Write that this process has stopped, unless that is because of another worker (code 2).
 
         A failure is only logged.
         """
@@ -290,8 +294,8 @@ def disks(pinned_bytes: Iterable[tuple[Path, int]], budget: int) -> Iterator[Dis
 def survey(node: str, runs: Mapping[str, Path], clock_offset: int | None = None) -> Facts:
     """Return the facts of this node: identity, versions, limits, GPUs, file systems, trainings.
 
-    ``runs``: the output directories by the names of their runs.  ``clock_offset``: seconds by which
-    this clock is ahead of the store's.
+    What the system does not say is left out or empty.  ``runs``: the output directories by the
+    names of their runs.  ``clock_offset``: ns by which this clock is ahead of the store's.
     """
     limits = {"nofile": resource.getrlimit(resource.RLIMIT_NOFILE)[0]}
     for name in ("max_user_instances", "max_user_watches", "max_queued_events"):
@@ -326,7 +330,8 @@ def survey(node: str, runs: Mapping[str, Path], clock_offset: int | None = None)
 def _train(spool: Path) -> Train | None:
     """Return the newest training that a hook announced in a spool; None if there is none.
 
-    Its facts are those of its lowest rank on this node; its state is that of all ranks here.
+    Its facts and time are those of its lowest rank on this node; its state is that of all ranks
+    here.
     """
     processes = markers.list_training_processes(spool)
     newest = [b for b in processes if b.train == processes[-1].train]
