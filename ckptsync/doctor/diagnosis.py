@@ -88,11 +88,12 @@ class Diagnosis:
 def examine(
     request: DoctorRequest, progress: Callable[[published_facts.Arrived], object]
 ) -> Diagnosis:
-    """Run all checks on this node, and return the diagnosis.
+    """Run all checks on this node, and return the diagnosis.  May take minutes.
 
-    With ``publishes``, if the store can be used, writes its facts and findings there; with ``wait``
-    or ``compares`` it is then compared with other nodes.  ``progress`` is called when a node
-    arrives.
+    It runs the Python that trains, and writes and removes small files in the output directories and
+    the store.  With ``publishes``, if the store can be used, it writes its facts and findings
+    there; with ``wait`` or ``compares`` it then compares other nodes.  ``progress`` is called when
+    a node arrives.
     """
     config, target = request.config, request.target
     local_findings = (
@@ -125,7 +126,8 @@ def examine(
 def check_runs(config: Config, output_dirs: Sequence[Path] = ()) -> Iterator[Finding]:
     """Yield a finding for each directory that the worker cannot serve.
 
-    The directories are those that `worker.runs` matches, and ``output_dirs``.
+    Failures: those that `worker.runs` matches and that are left out, and ``output_dirs`` that it
+    does not match.  Warnings: paths of `worker.runs` below a directory that this user cannot reach.
 
     ``output_dirs``: directories that exist, or that trainings will make.
     """
@@ -196,7 +198,9 @@ def _facts(request: DoctorRequest, clock: float | None) -> tuple[dict[str, Any],
     """Return this node's facts, and a finding if they are not those of the training's Python.
 
     On a machine without the role worker, which does not train, only its name and clock are
-    returned, unless they are published.  ``clock``: seconds by which it is ahead of the store.
+    returned, unless they are published.  If no Python can be run, its facts are empty, and the
+    finding is a failure; if the published ones have no torch, a warning.  ``clock``: seconds by
+    which it is ahead of the store.
     """
     if request.config and "worker" not in request.config.roles and not request.publishes:
         return {"node": request.node, "clock": clock}, []
@@ -238,8 +242,9 @@ def _publish(
 ) -> Diagnosis:
     """Publish this node's facts in the store; return the diagnosis with the findings of that.
 
-    With ``wait``, wait for the other nodes of the launch and compare them; else compare with those
-    that published lately, if ``compares``.  An error of either is a finding.
+    With ``wait``, wait for the other nodes of the launch, and compare them: these findings replace
+    this node's, which are among them.  Else compare with those that published lately, if
+    ``compares``.  An error of either is a failure.
     """
     name, nodes = published_facts.launch_name(request.node), diagnosis.nodes
     findings, why = diagnosis.findings, "other nodes cannot be compared with this one"
@@ -288,7 +293,8 @@ def _compare_launch(arrived: published_facts.Arrived, wait: float) -> tuple[Find
 def compare_published(request: DoctorRequest) -> Diagnosis:
     """Compare the nodes that have published in a store, and those that train now.
 
-    Raises ConfigError if the store is missing, or has no facts younger than ``max_age``.
+    Raises ConfigError if the store is missing, or has no facts younger than ``max_age``;
+    StoreError.
     """
     target = request.named_store()
     store = store_checks.open_unchecked(target)
@@ -312,8 +318,9 @@ def _compare_all(
 ) -> tuple[tuple[str, ...], list[Finding]]:
     """Compare the nodes of each job that published lately, and those of each run that trains now.
 
-    Return the nodes' names and the findings.  ``clock``: seconds by which this node's clock is
-    ahead of the store's.  Raises StoreError.
+    Return the nodes' names and the findings: also those that nodes published about themselves,
+    unread files, and a warning if there is only one node.  ``clock``: seconds by which this node's
+    clock is ahead of the store's.  Raises StoreError.
     """
     now = time.time() - clock
     facts, odd = published_facts.read_published(store, now, request.max_age)

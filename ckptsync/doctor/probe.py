@@ -72,7 +72,9 @@ def gather(
     model: str = "",
     tokens: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return the facts of this machine and this Python.
+    """Return the facts of this machine and this Python.  May take a minute.
+
+    It looks names up, connects to MASTER_ADDR, may run nvidia-smi, and writes tokens (`leave`).
 
     Args:
         output_dirs: output directories, whether they exist or not.
@@ -126,8 +128,9 @@ def gather(
 
 
 def read_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables by which nodes find each other; none that could be a secret.
+    """Return the variables by which nodes find each other, cut to `_LONGEST` characters.
 
+    What may be a secret is left out: names like KEY or TOKEN, values with ``://`` or ``@``.
     Variables in NCCL's own files count unless the environment has them.
     """
     names, variables = {*LAUNCH, *MASTER, *DEVICES, *OTHERS}, {}
@@ -150,7 +153,8 @@ def find_overrides(environment: Mapping[str, str]) -> list[str]:
 def leave(output_dirs: Iterable[str], node: str) -> dict[str, str]:
     """Write a random token beside each directory; return the tokens that were written, by path.
 
-    Nodes that see a token share the directory.
+    Directories for tokens are made.  One that cannot be written has no token.  Nodes that see a
+    token share the directory.
     """
     name, tokens = re.sub(r"[^A-Za-z0-9_.-]", "-", node), {}
     for path in output_dirs:
@@ -306,9 +310,9 @@ def _address(name: str) -> str:
 
 
 def _addresses(host: str) -> list[str]:
-    """Return a host's addresses; none if it is unknown or the resolver takes over `_LOOKUP`.
+    """Return a host's addresses, sorted; none if it is unknown or that takes over `_LOOKUP`.
 
-    A resolver may take minutes to give up its servers.
+    A thread asks, and is left behind then: a resolver may take minutes to give up its servers.
     """
     addresses: list[str] = []
 

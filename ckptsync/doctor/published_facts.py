@@ -149,14 +149,16 @@ def meet(
 ) -> Arrived:
     """Publish this node's facts, and wait until ``expected`` nodes have read each other's.
 
-    Waits at most ``seconds``, a little longer while nodes arrive; returns those that did.
-    ``progress`` is called after each arrival.
+    Waits at most ``seconds``, a little longer while nodes arrive; returns those that did, complete
+    or not.  Reads the store about once a second.  ``progress`` is called at once and after each
+    arrival but the last.
 
     Each call has a new id, and each node writes with its facts the ids that it has read.  A node
     has arrived once it has read this node's id, and this node its id, so facts of an earlier launch
     never count.
 
-    Raises StoreError, and ConfigError if another machine publishes under this node's id.
+    Raises ConfigError if another machine, or a later call, publishes under this node's id;
+    StoreError, but Transient only after the time.
     """
     own_facts = {**facts, "call": {"id": secrets.token_hex(8), "nnodes": expected, "read": []}}
     publish(store, own_facts)
@@ -215,7 +217,10 @@ def _check_own(store: Store, own: Mapping[str, Any], records: Sequence[Mapping[s
 
 
 def _arrived(own: Mapping[str, Any], other_nodes: Sequence[Mapping[str, Any]]) -> Arrived:
-    """Return the nodes that have read this node's id, and whose ids this node has read."""
+    """Return this node and those that have read its id and whose ids it has read; also the others.
+
+    The expected number is the greatest that one of them waits for.
+    """
     own_call = _call(own)
     met = [
         node
@@ -242,7 +247,10 @@ def _call(facts: Mapping[str, Any]) -> _Call:
 
 
 def repeat_findings(facts: Iterable[Mapping[str, Any]]) -> list[Finding]:
-    """Return the findings that nodes published about themselves; skip entries that are none."""
+    """Return the findings that nodes published about themselves, at most `_MOST` of each.
+
+    Entries that are none are skipped.
+    """
     listed = [
         (node, raw_findings)
         for node in facts

@@ -77,7 +77,7 @@ class Alarm:
     todo: str
 
     def __post_init__(self) -> None:
-        """Clean and cut the texts."""
+        """Escape control characters in the texts, and cut each to `LONGEST` characters."""
         for name in ("subject", "text", "todo"):
             object.__setattr__(self, name, clean(getattr(self, name), LONGEST))
 
@@ -164,9 +164,9 @@ class Terms:
 def decide(alarms: Iterable[Alarm], memory: Memory, terms: Terms, now: float) -> Decision:
     """Return the messages to send now, given the alarms that hold.
 
-    An alarm is raised if it is new or has become critical, repeated after ``terms.repeat``, and
-    resolved once it has not held for `HOLD`. Alarms of other kinds than ``terms.kinds`` count as
-    not holding.
+    An alarm is raised if it is new or has become critical, repeated once ``terms.repeat`` has
+    passed or the clock was set back, and resolved once it has not held for `HOLD`. Alarms of other
+    kinds than ``terms.kinds`` count as not holding.
     """
     holding = {a.key: a for a in alarms if a.kind in terms.kinds}
     if_not_sent = {
@@ -190,7 +190,11 @@ def decide(alarms: Iterable[Alarm], memory: Memory, terms: Terms, now: float) ->
 
 
 def document(messages: Sequence[Message], store: str, head: str, now: float) -> dict[str, Any]:
-    """Return the document that channels deliver (docs/monitoring.md), with a title and a text."""
+    """Return the document that channels deliver (docs/monitoring.md), with a title and a text.
+
+    Its severity is the highest of the alarms that hold, or "resolved". Its list has all alarms, its
+    text some.
+    """
     counts = Counter(m.status for m in messages)
     statuses = (status for status in get_args(MessageStatus) if counts[status])
     heading = ", ".join(f"{counts[status]} {status}" for status in statuses)
@@ -230,7 +234,10 @@ def _document(
 
 
 def _entries(messages: Sequence[Message], store: str) -> Iterator[str]:
-    """Yield the text of each alarm, of the first `MOST_OF_CODE` of a code and `MOST` in all."""
+    """Yield the text of each alarm: at most `MOST_OF_CODE` of a status and code, and `MOST` in all.
+
+    A line counts those left out of each status and code.
+    """
     groups: dict[tuple[str, str], list[Message]] = {}
     for message in messages:
         groups.setdefault((message.status, message.alarm.code), []).append(message)

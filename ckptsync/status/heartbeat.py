@@ -162,7 +162,7 @@ _FACTS = Decoder(Facts, "a node's facts", LIMIT)
 
 
 def heartbeat_name(node: str, roles: tuple[str, ...]) -> str:
-    """Return the name of a node's heartbeat.
+    """Return the name of a node's heartbeat in the store.
 
     A head without a worker has a name of its own (no node id has a ``~``), since a worker may share
     its machine.
@@ -176,15 +176,15 @@ def facts_name(node: str, roles: tuple[str, ...]) -> str:
 
 
 def decode(name: str, data: bytes) -> Heartbeat | Facts:
-    """Return the heartbeat, or the facts, in a file's bytes. Raises Corrupt."""
+    """Return the facts (a name that ends with `FACTS`) or heartbeat in bytes. Raises Corrupt."""
     return (_FACTS if name.endswith(FACTS) else _HEARTBEATS).decode(data, name)
 
 
 def write(store: Store, heart: Heartbeat) -> None:
     """Replace the node's last heartbeat. Raises StoreError.
 
-    It is one line of JSON. If that is longer than `LIMIT`, as with thousands of failures, its lists
-    are cut.
+    It is one line of JSON. While that is longer than `LIMIT`, as with thousands of failures, all
+    its lists are halved, from 2048 entries on.
     """
     most = 4096
     while len(data := _line(heart)) > LIMIT and most:
@@ -221,7 +221,7 @@ def _line(record: Heartbeat | Facts) -> bytes:
 
 
 def read(store: Store, node: str, roles: tuple[str, ...]) -> Heartbeat | None:
-    """Return the last heartbeat of a node; None if there is none that can be read."""
+    """Return the last heartbeat of a node; None if it is missing or damaged. Raises StoreError."""
     name = heartbeat_name(node, roles)
     try:
         return _HEARTBEATS.decode(read_all(store, name, LIMIT), name)
@@ -269,7 +269,7 @@ def beat(store: Store, mine: Heartbeat) -> Heartbeat:
 
 
 def farewell(store: Store, mine: Heartbeat) -> StoreError | None:
-    """Write that this process has stopped; return the StoreError if that fails, else None."""
+    """Write that this process has stopped and runs nothing; return the StoreError if that fails."""
     try:
         write(store, replace(mine, beat=mine.beat + 1, stopped=True, running=()))
     except StoreError as e:
@@ -278,7 +278,10 @@ def farewell(store: Store, mine: Heartbeat) -> StoreError | None:
 
 
 def _find_rival(store: Store, mine: Heartbeat) -> Heartbeat | None:
-    """Return the last heartbeat of another worker with this node id, unless it has stopped."""
+    """Return the last heartbeat of another worker with this node id, unless it has stopped.
+
+    None without one, and for a head without a worker. Raises StoreError.
+    """
     last = read(store, mine.node, mine.roles) if "worker" in mine.roles else None
     return last if last and not last.stopped and last.instance != mine.instance else None
 

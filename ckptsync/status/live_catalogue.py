@@ -62,6 +62,8 @@ def add_node_progress(
     """Return a catalogue with the progress of its live nodes, for a ``run`` or for all ("").
 
     Progress of silent and stopped nodes, and work that the store shows to be done, is left out.
+    Uploads to locations without a manifest are added to ``begun``. Without progress it is the same
+    catalogue.
     """
     works = [
         (progress, node)
@@ -98,7 +100,8 @@ def _entry(
 ) -> NodeProgress | None:
     """Return a node's progress on a location; None if the store shows that it is done.
 
-    ``stored``: the store's summaries by run and checkpoint.
+    An upload without a location gets one (`_location`).  ``stored``: the store's summaries by run
+    and checkpoint.
     """
     summaries = stored.get((progress.run, progress.checkpoint), [])
     location = progress.location or _location(progress.checkpoint, summaries)
@@ -118,13 +121,21 @@ def _entry(
 
 
 def _location(checkpoint: str, stored: Sequence[Summary]) -> str:
-    """Return the location of an upload that has not chosen one yet: the unfinished one, if any."""
+    """Return the location of an upload that has not chosen one yet.
+
+    That is the first unfinished one, unless one of the checkpoint's own name is unfinished or none
+    is.
+    """
     unfinished = [s.location for s in stored if s.status in ("INCOMPLETE", "UPLOADING")]
     return unfinished[0] if unfinished and checkpoint not in unfinished else checkpoint
 
 
 def _is_over(progress: Progress, node: Node, summary: Summary) -> bool:
-    """Return whether the store's records show that an entry's work is done."""
+    """Return whether the store's records show that an entry's work is done.
+
+    An upload or verification is done if its record is newer than the heartbeat.  False for repairs,
+    retention and events.
+    """
     if progress.kind == "upload":
         return node.node in summary.nodes and summary.arrived > node.beat
     if progress.kind == "consolidate":
@@ -135,7 +146,8 @@ def _is_over(progress: Progress, node: Node, summary: Summary) -> bool:
 def _on_its_way(s: Summary, entries: Sequence[NodeProgress]) -> Summary:
     """Return a location that has manifests, with the status and sizes of what is still uploaded.
 
-    Unchanged unless it is INCOMPLETE or UPLOADING and has entries.
+    Unchanged unless it is INCOMPLETE or UPLOADING and has entries.  UPLOADING if bytes move or
+    another node announced it, else WAITING.
     """
     if s.status not in ("INCOMPLETE", "UPLOADING") or not entries:
         return s
@@ -154,7 +166,11 @@ def _on_its_way(s: Summary, entries: Sequence[NodeProgress]) -> Summary:
 
 
 def _describe_begun(s: Summary | None, entries: Sequence[NodeProgress]) -> Summary:
-    """Return a location that no manifest names, from its announcements and its nodes' progress."""
+    """Return a location that no manifest names, from its announcements and its nodes' progress.
+
+    ``s``: that of the announcements, if there are any.  UPLOADING if bytes move or are announced,
+    REFUSED if all entries are, else WAITING.  ``entries``: one or more.
+    """
     first = entries[0]
     since = min(e.since for e in entries)
     sending = {e.node for e in entries if e.is_moving}
@@ -231,7 +247,7 @@ def describe(entry: NodeProgress, now: float) -> str:
 
 
 def _amounts(entry: NodeProgress, *, is_dated: bool) -> Iterator[str]:
-    """Yield the percentage or bytes of a moving entry; unless dated also its rate and time left."""
+    """Yield a moving entry's percentage or bytes; unless dated also its rate and time left."""
     if entry.total:
         yield f"{100 * entry.done // entry.total} % of {show_size(entry.total)}"
     elif entry.done:

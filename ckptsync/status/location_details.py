@@ -24,10 +24,10 @@ DAMAGED = 100  # files of a location, ranges and tensors of a file
 
 
 def describe_progress(s: Summary, curves: Mapping[str, Curve]) -> dict[str, Any]:
-    """Return when a location was saved, uploaded, merged and verified, and its metrics.
+    """Return when a location was saved, uploaded, merged and verified, its metrics and its weights.
 
-    A location without a manifest is not uploaded, and has no values of the stored curves, which end
-    before it.
+    A time is None if that has not happened.  A location without a manifest is not uploaded, and has
+    no values of the stored curves, which end before it.
     """
     curves = curves if s.manifests else {}
     return {
@@ -104,7 +104,7 @@ def _files(location: LocationState) -> Iterator[dict[str, Any]]:
 
 
 def _damage(location: LocationState) -> Iterator[dict[str, Any]]:
-    """Yield the damage that no later report answers."""
+    """Yield the damage that no later report answers; cut its ranges and tensors to `DAMAGED`."""
     for finding in unanswered_findings(location):
         if finding.kind in DAMAGE:
             yield {
@@ -117,7 +117,7 @@ def _damage(location: LocationState) -> Iterator[dict[str, Any]]:
 
 
 def _reports(location: LocationState) -> Iterator[dict[str, Any]]:
-    """Yield the reports of a location, the newest first."""
+    """Yield the `DAMAGED` newest reports of a location, the newest first."""
     for report in sorted(location.records.reports.values(), key=lambda r: -r.n)[:DAMAGED]:
         yield {
             "n": report.n,
