@@ -94,7 +94,9 @@ def due_events(
 ) -> DueEvents:
     """Return which events are due now, and which are given up, for the locations of a store.
 
-    ``since``: when a head first had each definition and event; without an entry nothing is due.
+    Of each definition and run one is due: the first of the oldest checkpoint that is neither done
+    nor given up. ``since``: when a head first had each definition and event; without an entry
+    nothing is.
     """
     runs: dict[str, list[Summary]] = {}
     for s in locations if definitions else ():
@@ -137,9 +139,10 @@ def _find_handled(definition: Definition, summary: Summary, event: Occurrence) -
 def _list_undone(
     definition: Definition, summary: Summary, events: Iterable[Occurrence], since: Since
 ) -> Iterator[DueEvent]:
-    """Yield those of a location's ``events`` that are not done, in their order.
+    """Yield those of a location's ``events`` that are not done, in their order, also given up ones.
 
-    What happened before the definition had the event is left out.
+    What happened before the definition had the event is left out. Failures count of this digest
+    only.
     """
     for event in events:
         if event.event not in definition.on:
