@@ -92,8 +92,8 @@ def examine(
 
     It runs the Python that trains, and writes and removes small files in the output directories and
     the store.  With ``publishes``, if the store can be used, it writes its facts and findings
-    there; with ``wait`` or ``compares`` it then compares other nodes.  ``progress`` is called when
-    a node arrives.
+    there; with ``wait`` or ``compares`` it then compares other nodes.  ``progress`` is called at
+    arrivals.
     """
     config, target = request.config, request.target
     local_findings = (
@@ -198,9 +198,9 @@ def _facts(request: DoctorRequest, clock: float | None) -> tuple[dict[str, Any],
     """Return this node's facts, and a finding if they are not those of the training's Python.
 
     On a machine without the role worker, which does not train, only its name and clock are
-    returned, unless they are published.  If no Python can be run, its facts are empty, and the
-    finding is a failure; if the published ones have no torch, a warning.  ``clock``: seconds by
-    which it is ahead of the store.
+    returned, unless they are published.  The finding is a failure if the Python cannot be run,
+    whose facts are then empty; a warning if it is to be published without torch. ``clock``: see
+    `Checked`.
     """
     if request.config and "worker" not in request.config.roles and not request.publishes:
         return {"node": request.node, "clock": clock}, []

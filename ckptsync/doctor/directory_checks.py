@@ -285,8 +285,8 @@ def _check_owner(
 def _check_readable(path: Path, newest: ListedCheckpoint | None) -> Iterator[Finding]:
     """Yield a failure if a file of the newest checkpoint cannot be opened.
 
-    Tries `_MOST_FILES` at most, and ends at the first failure.  Without a checkpoint, yields one if
-    the path cannot be listed.
+    Tries `_MOST_FILES`, up to the first failure. Without a checkpoint, yields one for a path
+    without read permission.
     """
     if newest is None and not os.access(path, os.R_OK):
         yield fail("output-unreadable", path, "cannot be listed", why=_UNSEEN, hint=_AS_TRAINER)
@@ -357,8 +357,7 @@ def check_space(
     """Yield a finding if two checkpoints as large as the newest, or as ``expected``, do not fit.
 
     A failure for the newest's size, a warning for ``expected``.  If neither is known, one if less
-    than `_LEAST` bytes are free.  Inodes are compared, too.  Yields nothing if the file system does
-    not say its size.
+    than `_LEAST` bytes are free.  Inodes are compared, too.  Nothing if the size is unknown.
     """
     try:
         room = os.statvfs(path)

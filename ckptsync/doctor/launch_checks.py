@@ -129,8 +129,7 @@ def _compare_world(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
 def _mean_the_same(name: str, nodes: Sequence[NodeFacts]) -> bool:
     """Return whether a variable means the same on all nodes, even if its texts differ.
 
-    A switch may be written in two ways, and a host as its name or its address.  False for any other
-    variable.
+    A switch may be written in two ways, and a host as its name or its address.  Else False.
     """
     if name in _SWITCHES:
         return len({node.is_on(name) for node in nodes}) == 1
@@ -176,8 +175,7 @@ def _check_missing(node: NodeFacts, nodes: Sequence[NodeFacts]) -> Iterator[Find
 def _check_master(node: NodeFacts, nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
     """Yield a failure if MASTER_ADDR is not node 0's own address, or its port cannot be used.
 
-    At most one: it is unknown, loopback, not node 0's, taken (on node 0), or silent (on the
-    others).
+    At most one: unknown, loopback, not node 0's, taken (on node 0), or silent (on the others).
     """
     address, port = node.variable("MASTER_ADDR"), node.variable("MASTER_PORT")
     addresses, is_one_machine = ", ".join(node.master), len(nodes) > 1 and share_a_network(nodes)
@@ -349,8 +347,7 @@ def _variable(name: str, default: str = "") -> Callable[[NodeFacts], str]:
 def _link(variable: str, key: str, node: NodeFacts) -> str:
     """Return the MTU or the speed of the interfaces that a variable names and that are not down.
 
-    Several values are joined with commas.  "" for a variable with ``^``, since it is unknown which
-    of the others is used.
+    Several have commas. "" for a variable with ``^``, of which it is unknown what it chooses.
     """
     text = node.variable(variable)
     chosen = _chosen(variable, node) if text and not text.startswith("^") else []

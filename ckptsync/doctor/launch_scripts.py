@@ -49,8 +49,7 @@ def read_script(text: str, environment: Mapping[str, str]) -> LaunchScript:
     """Return the options and configuration files in all commands of a script, which is not run.
 
     An option is ``name=value``, ``--name=value``, ``++name=value`` or ``--name value``; the last of
-    a name counts.  Files are words or values that end with `_CONFIGURATION`.  `cd` moves relative
-    paths.
+    a name counts.  Files are words or values that end with `_CONFIGURATION`.  `cd` counts.
     """
     script, variables, home = LaunchScript(), dict(environment), ""
     words = _words(text, variables)

@@ -153,8 +153,7 @@ def find_overrides(environment: Mapping[str, str]) -> list[str]:
 def leave(output_dirs: Iterable[str], node: str) -> dict[str, str]:
     """Write a random token beside each directory; return the tokens that were written, by path.
 
-    Directories for tokens are made.  One that cannot be written has no token.  Nodes that see a
-    token share the directory.
+    Makes directories for them; one that cannot be written has none. Nodes that see one share it.
     """
     name, tokens = re.sub(r"[^A-Za-z0-9_.-]", "-", node), {}
     for path in output_dirs:

@@ -150,8 +150,7 @@ def meet(
     """Publish this node's facts, and wait until ``expected`` nodes have read each other's.
 
     Waits at most ``seconds``, a little longer while nodes arrive; returns those that did, complete
-    or not.  Reads the store about once a second.  ``progress`` is called at once and after each
-    arrival but the last.
+    or not.  Reads the store about once a second.  ``progress`` is called now and at arrivals.
 
     Each call has a new id, and each node writes with its facts the ids that it has read.  A node
     has arrived once it has read this node's id, and this node its id, so facts of an earlier launch

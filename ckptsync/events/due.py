@@ -95,8 +95,7 @@ def due_events(
     """Return which events are due now, and which are given up, for the locations of a store.
 
     Of each definition and run one is due: the first of the oldest checkpoint that is neither done
-    nor given up. ``since``: when a head first had each definition and event; without an entry
-    nothing is.
+    nor given up. ``since``: when a head first had each definition and event; else nothing is.
     """
     runs: dict[str, list[Summary]] = {}
     for s in locations if definitions else ():
@@ -141,8 +140,7 @@ def _list_undone(
 ) -> Iterator[DueEvent]:
     """Yield those of a location's ``events`` that are not done, in their order, also given up ones.
 
-    What happened before the definition had the event is left out. Failures count of this digest
-    only.
+    What happened before the definition had it is left out. Failures are this digest's only.
     """
     for event in events:
         if event.event not in definition.on:

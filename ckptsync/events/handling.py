@@ -110,8 +110,8 @@ def handle(
 
     Nothing is run if ``request.is_due`` and a record says that it is done, or was given up.
     ``describe`` returns the program's document; ``beat`` is called while it runs, some times a
-    second. A claim in the store keeps other heads away meanwhile. No record is written if the
-    location was deleted meanwhile.
+    second. A claim in the store keeps other heads away meanwhile. No record is written of a deleted
+    location.
 
     Raises:
         CkptsyncError: the program failed; its record is written.
@@ -171,8 +171,8 @@ def _find_occurrence(store: Store, request: Request) -> tuple[Summary, Occurrenc
     """Read the location's records; return its summary, and the requested occurrence.
 
     Without a request it is the last one of the definition's events. Raises Incomplete if it has not
-    happened, ConfigError if there is no such location, StoreError, and the error of an unreadable
-    record that hides the location.
+    happened, ConfigError without such a location, StoreError, and the error of an unreadable
+    record.
     """
     run, location, definition = request.run, request.location, request.definition
     state = read_location(store, run, location)

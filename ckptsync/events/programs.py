@@ -61,8 +61,8 @@ def run_command(
     """Run the command of a definition with its filled ``words`` to its end; return how it ended.
 
     It is killed after ``definition.timeout`` seconds; that, and an exit code other than 0, is an
-    error in the result, with its last line of stderr. Else the result has the metrics that its last
-    line of output names.
+    error in the result, with its last line of stderr. Else the result has the metrics in its last
+    line.
 
     Args:
         definition: says the timeout and the environment.
@@ -116,8 +116,8 @@ def _listen(child: Child, timeout: float, beat: Beat) -> tuple[bytes, str, int |
     """Read a child's output until it ends, or kill it after ``timeout`` seconds.
 
     Return its last line that is not empty, why it was killed (empty if it was not), and its exit
-    status. What it has started may write for ten more seconds, and is killed. Raises what ``beat``
-    raises, after killing it.
+    status. What it has started may write for ten more seconds, and is killed. An error of ``beat``
+    kills it.
     """
     last_line, reason, deadline = b"", "", time.monotonic() + timeout
     ended_at: float | None = None

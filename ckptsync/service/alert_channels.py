@@ -140,9 +140,9 @@ class Sender:
     def offer(self, alarms: Iterable[Alarm], now: float) -> None:
         """Begin to deliver a message, if these alarms need one now.  Never waits.
 
-        Begins none while one is being delivered, nor within the pause after it; the next overview
-        offers the alarms again.  If no thread can be started, that is the ``error``.  ``now``:
-        since the epoch.
+        Begins none while one is being delivered, nor in the pause after it; the next overview
+        offers them again.  If no thread can be started, that is the ``error``.  ``now``: since the
+        epoch.
         """
         with self._lock:
             if self._is_out:
@@ -162,8 +162,7 @@ class Sender:
     def _deliver(self, decision: Decision, now: float) -> None:
         """Deliver a message, then record what was sent, or the error, and when the next may go.
 
-        Only what was sent goes into the file.  A bug goes to ``fatal``, and no message is sent
-        after it.
+        Only what was sent goes into the file.  A bug goes to ``fatal``, and ends all sending.
         """
         error = ""
         try:
@@ -266,8 +265,7 @@ def _check_urls(urls: Sequence[str]) -> None:
 def _ask_apprise(urls: Sequence[str], message: Mapping[str, str] | None) -> list[str]:
     """Have a child send a message to each URL, and return what failed for each, or "".
 
-    Without a message it only checks the URLs.  Raises StoreError if the child fails, or is killed
-    after `RUNS_WITHIN` seconds.
+    None only checks the URLs. Raises StoreError if the child fails, or is killed as `_run` says.
     """
     request = json.dumps({"urls": list(urls), "message": message}).encode()
     environment = {PARENT: str(os.getpid()), "PYTHONPATH": PACKAGES}
@@ -309,8 +307,7 @@ def _run(
     """Run a program to its end; return its exit status, and its output or, unless kept, b"".
 
     ``request`` is its standard input, ``environment`` is added to a few variables.  Raises
-    StoreError if it cannot be started, or is killed with all that it started, after `RUNS_WITHIN`
-    seconds.
+    StoreError if it cannot be started, or is killed, with its children, after `RUNS_WITHIN`.
     """
     few = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
     try:

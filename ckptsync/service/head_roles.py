@@ -81,8 +81,8 @@ class HeadRoles:
     def consolidate(self) -> Outcome:
         """Begin merges of complete checkpoints, repairs and completions of models, and events.
 
-        Reads the catalogue; returns its lines, what is due or running, and the failures of jobs.
-        Raises StoreError.
+        Reads the catalogue; returns its lines, the due and running jobs, and failures.  Raises
+        StoreError.
         """
         catalogue = self.catalogues.read()
         queue = self.jobs.begin(
@@ -177,8 +177,8 @@ class Catalogues:
     def read(self, age: float = 0.0) -> Catalogue:
         """Return the catalogue, read again if the last one is ``age`` seconds old or more.
 
-        Saves the cache every `SAVE_EVERY` seconds.  Thread-safe: others wait while one reads.
-        Raises StoreError.
+        Saves the cache every `SAVE_EVERY` seconds. Other threads wait meanwhile.  Raises
+        StoreError.
         """
         with self._lock:
             now = time.monotonic()

@@ -96,8 +96,7 @@ class CommandResult(msgspec.Struct, frozen=True):
     def lines(self) -> Iterator[Line]:
         """Yield the log lines of what the command did: models, recorded reports, events, deletions.
 
-        A damaged report is an error, followed by a line for each finding.  ``errors`` and
-        ``failed`` have no lines.
+        A damaged report is an error with a line for each finding. ``errors``, ``failed`` have none.
         """
         name_keys = ("run", "location")
         for m in self.models:
@@ -206,9 +205,8 @@ class Wait:
 def wait_after(before: Wait | None, job: Job, end: JobEnd, now: float) -> Wait | None:
     """Return how long a job that has ended waits, or None if it need not.  Pure.
 
-    A failure that may pass waits for `SOON`, doubled with each failure of the same key, up to
-    `LATE`; others wait for `LATE`.  A job that changed nothing waits for `SOON`; one that is done
-    once for a key waits for ever.
+    A failure that may pass waits for `SOON`, doubled with each of the key up to `LATE`; others
+    `LATE`.  A job that changed nothing waits for `SOON`; one done once for a key waits for ever.
     """
     if isinstance(end, CommandResult):
         if job.once_per_key:
@@ -250,8 +248,7 @@ class Jobs:
 
         A job is due unless it waits after its last end.  ``jobs`` are all jobs of this kind, in the
         order in which they are begun: waits of any other are forgotten, since its cause is gone.
-        Each runs in a thread of its own; if none can be started, the job has failed.  After `end`
-        none is begun.
+        Each has a thread; without one it has failed. After `end` none begins.
         """
         jobs = tuple(jobs)
         subjects, now = {job.subject for job in jobs}, time.monotonic()
@@ -368,9 +365,8 @@ class Jobs:
     def _run(self, child: _JobProcess) -> None:
         """Run one child to its end, in its own thread, and store how it ended.  Never raises.
 
-        A result is logged here; a failure by `lines`, and a bug, which counts as a failure, as
-        critical.  Then calls ``ended``.  After `end` was called, nothing is stored, logged or
-        called.
+        Logs a result, and a bug, which counts as a failure, as critical; `lines` has failures. Then
+        calls ``ended``. Once `end` was called, nothing of this is done.
         """
         job = child.job
         name = (job.kind, job.subject)

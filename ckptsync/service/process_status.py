@@ -125,8 +125,8 @@ class Heart:
     def beat(self) -> None:
         """Write a heartbeat, and the node's facts if they have changed; ahead of uploads.
 
-        Requests a stop with exit code 2, and writes nothing more, if another live worker has this
-        node id.  Raises StoreError.
+        If another live worker has this node id, requests a stop (2) and writes nothing more.
+        Raises StoreError.
         """
         with urgent():
             self._beat()
@@ -330,8 +330,7 @@ def survey(node: str, runs: Mapping[str, Path], clock_offset: int | None = None)
 def _train(spool: Path) -> Train | None:
     """Return the newest training that a hook announced in a spool; None if there is none.
 
-    Its facts and time are those of its lowest rank on this node; its state is that of all ranks
-    here.
+    Its facts and time are those of its lowest rank on this node; its state of all ranks here.
     """
     processes = markers.list_training_processes(spool)
     newest = [b for b in processes if b.train == processes[-1].train]

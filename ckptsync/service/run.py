@@ -45,8 +45,7 @@ def roles_of(config: Config, node: str, store: Store, fatal: Fatal) -> Iterator[
     """Yield the roles of a configuration and their tasks, not started; close them at the end.
 
     The worker takes its locks and begins its watches.  Modules that no configured role needs are
-    not imported.  Raises ConfigError if a role cannot begin, StoreError if Apprise cannot be
-    started.
+    not imported.  Raises ConfigError, or StoreError of Apprise, if a role cannot begin.
     """
     with ExitStack() as stack:
         roles = Roles()
@@ -80,7 +79,7 @@ def run(load: Callable[[], Config], until_gone: int | None = None, begin: Begin 
     """Run the service until it is stopped, and return its exit code; for the main thread.
 
     That is 0 after SIGTERM, SIGINT, a reload or ``until_gone``; 1 after a bug or a hang; 2 if
-    another worker takes this node id.  If a task does not end in time, the process ends here.
+    another worker takes this node id.  A task that does not end in time ends the process here.
     Replaces the log's handlers.
 
     Args:
@@ -130,8 +129,7 @@ class UntilGone:
 
         It must end once each task has begun and ended a run after the process, and nothing is
         queued; or after `FINISHES_WITHIN` without a change of that, and without uploads that work.
-        Call it at each check: it notes the changes.  The first call after the end of the process
-        hints every task.
+        Call it at each check, to note changes. The first call after that end hints every task.
         """
         if self._pid is None or start_time(self._pid) == self._began != "":
             return False
@@ -260,8 +258,7 @@ class _Service:
         """Report to systemd; request a stop after a hang (1), a reload or ``until_gone`` (0).
 
         After a hang it prints all stacks, and reports nothing.  A new configuration with an error
-        is logged and not used.  After a jump of the wall clock, the tasks that APScheduler repeats
-        are made due.
+        is logged and not used.  After a jump of the wall clock it makes all periodic tasks due.
         """
         before, self._clock = self._clock, wall_minus_monotonic()
         if jump := clock_jump(before, self._clock):

@@ -91,8 +91,7 @@ def check_not_gone(url: str, served: Iterable[str]) -> None:
 def _empty_directory(url: str) -> Path | None:
     """Return the directory at a path, or its parent without one, if it is empty and no mount.
 
-    None otherwise, and for a URL that is no path.  Raises ConfigError; OSError if it cannot be
-    read.
+    None otherwise, and for a remote URL. Raises ConfigError; OSError if it cannot be read.
     """
     location = located(url)
     if isinstance(location, Remote):

@@ -208,8 +208,7 @@ class WorkerRole:
         Finds the directories anew every `scan_every` seconds, or when a new one has appeared.
         Uploads wait during the scans (``scan_lock``).  Makes a plan due: at once if `Scan.due` is
         0, within `scan_every` after a hint or a changed name.  Sets when the next scan is due.
-        Returns the outcome of all directories, or the last outcome if nothing was due; errors are
-        in it, not raised.
+        Returns the outcome of all directories, with errors, or the last one if nothing was due.
         """
         now, every = time.monotonic(), self._every
         with self._lock:

@@ -192,8 +192,7 @@ def decide(alarms: Iterable[Alarm], memory: Memory, terms: Terms, now: float) ->
 def document(messages: Sequence[Message], store: str, head: str, now: float) -> dict[str, Any]:
     """Return the document that channels deliver (docs/monitoring.md), with a title and a text.
 
-    Its severity is the highest of the alarms that hold, or "resolved". Its list has all alarms, its
-    text some.
+    Its severity is the highest of those that hold, or "resolved". Its text has some of the alarms.
     """
     counts = Counter(m.status for m in messages)
     statuses = (status for status in get_args(MessageStatus) if counts[status])

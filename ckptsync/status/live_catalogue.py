@@ -62,8 +62,7 @@ def add_node_progress(
     """Return a catalogue with the progress of its live nodes, for a ``run`` or for all ("").
 
     Progress of silent and stopped nodes, and work that the store shows to be done, is left out.
-    Uploads to locations without a manifest are added to ``begun``. Without progress it is the same
-    catalogue.
+    Uploads to locations without a manifest are added to ``begun``. Without any it is unchanged.
     """
     works = [
         (progress, node)
@@ -100,8 +99,7 @@ def _entry(
 ) -> NodeProgress | None:
     """Return a node's progress on a location; None if the store shows that it is done.
 
-    An upload without a location gets one (`_location`).  ``stored``: the store's summaries by run
-    and checkpoint.
+    Sets a missing location (`_location`). ``stored``: summaries by run and checkpoint.
     """
     summaries = stored.get((progress.run, progress.checkpoint), [])
     location = progress.location or _location(progress.checkpoint, summaries)
@@ -123,8 +121,7 @@ def _entry(
 def _location(checkpoint: str, stored: Sequence[Summary]) -> str:
     """Return the location of an upload that has not chosen one yet.
 
-    That is the first unfinished one, unless one of the checkpoint's own name is unfinished or none
-    is.
+    That is the checkpoint's name if it is unfinished or no other one is, else the first unfinished.
     """
     unfinished = [s.location for s in stored if s.status in ("INCOMPLETE", "UPLOADING")]
     return unfinished[0] if unfinished and checkpoint not in unfinished else checkpoint
@@ -133,8 +130,7 @@ def _location(checkpoint: str, stored: Sequence[Summary]) -> str:
 def _is_over(progress: Progress, node: Node, summary: Summary) -> bool:
     """Return whether the store's records show that an entry's work is done.
 
-    An upload or verification is done if its record is newer than the heartbeat.  False for repairs,
-    retention and events.
+    An upload or verification: if its record is newer than the heartbeat. Repairs, events: False.
     """
     if progress.kind == "upload":
         return node.node in summary.nodes and summary.arrived > node.beat

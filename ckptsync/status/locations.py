@@ -19,8 +19,7 @@ def describe_locations(
 ) -> list[dict[str, Any]]:
     """Return locations as ``--json`` has them, each with the progress of nodes on it.
 
-    ``summaries``: all of their runs, since each names its newer save.  ``url``: of the store, for
-    commands and the models' URLs.
+    ``summaries``: all of their runs, since each names its newer save. ``url``: the store's.
     """
     newer, entries = newer_saves(summaries), by_location(running)
     return [

@@ -146,8 +146,7 @@ def list_nodes(files: NodeFiles, now: float) -> tuple[Node, ...]:
 def _node(file: NodeFile, facts: Facts | Corrupt | None, now: float) -> Node:
     """Return one node, from its heartbeat and its facts; a note says if those cannot be read.
 
-    It is alive up to `SILENT` periods after its beat. Times of its work are moved to the store's
-    clock.
+    It is alive up to `SILENT` periods after its beat. Its work's times become the store's.
     """
     heart, beat = file.content, file.entry.mtime
     age = max(0.0, now - beat)

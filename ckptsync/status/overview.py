@@ -241,8 +241,7 @@ def _list_lacking(s: Summary, nodes: Sequence[Node]) -> tuple[str, ...]:
 def _find_silent_nodes(overview: Overview, patience: Patience) -> Iterator[Alarm]:
     """Yield an alarm for each silent node; critical if it has work, or a save waits for its part.
 
-    Only nodes that have been silent for longer than ``patience.node`` and less than
-    ``patience.over``.
+    Only nodes that are silent for more than ``patience.node`` and less than ``over``.
     """
     for node in overview.nodes:
         if node.state != "silent" or not patience.node < node.age < patience.over:
@@ -613,8 +612,7 @@ def _find_late_heads(overview: Overview, patience: Patience) -> Iterator[Alarm]:
     """Yield alarms for runs in which the live heads or verifiers are behind.
 
     There is at most one of a kind for a run, about its oldest location: not consolidated, not
-    verified, or last read more than `BEHIND` periods ago.  A role that no live node has raises
-    none.
+    verified, or last read more than `BEHIND` periods ago.  Only roles of live nodes count.
     """
     roles = {role for n in overview.alive for role in n.roles}
     summaries = overview.catalogue.summaries
@@ -716,8 +714,7 @@ def _find_odd_weights(recent: Sequence[Summary]) -> Iterator[Alarm]:
 def _find_wrong_dates(overview: Overview, patience: Patience) -> Iterator[Alarm]:
     """Yield an alarm for each save whose files' times contradict its arrival or another save.
 
-    They differ by more than `SKEW`.  Retired saves, and those that arrived ``over`` seconds ago,
-    are left out.
+    They differ by more than `SKEW`. Retired saves, and those older than ``over``, are left out.
     """
     summaries = overview.catalogue.summaries
     recent = (

@@ -228,8 +228,7 @@ class Page:
     async def _changes(self) -> AsyncIterator[bytes]:
         """Yield an event at first and after each change of the overview, else a comment.
 
-        One comes every `EVERY` seconds, which also refreshes the overview, until the client is
-        gone.
+        One comes every `EVERY` seconds, and refreshes the overview, until the client is gone.
         """
         self._streams += 1
         number = -1

@@ -29,8 +29,7 @@ _POLICY = (
 def html_file(overview: Overview, documents: Documents) -> bytes:
     """Return the overview and the runs of a store as an HTML file that loads nothing.
 
-    Of a run it has the newest checkpoints: an equal share of `MOST`, at least `LEAST`. Their curves
-    may be read from the store.
+    Of each run it has the newest `LEAST` checkpoints or more. Curves may be read from the store.
     """
     most = max(LEAST, MOST // max(1, len(overview.runs)))
     pages = {"/": documents.overview(overview), "/nodes": documents.nodes(overview)}

@@ -71,8 +71,7 @@ class OverviewCache:
     async def _renew(self) -> None:
         """Refresh the overview, or store the error; set when the next refresh is due.
 
-        That is `EVERY` seconds after this one began, and at least `SHARE` times its duration after
-        its end.
+        That is `EVERY` seconds after it began, or `SHARE` times its duration after it ended.
         """
         began = time.monotonic()
         try:
