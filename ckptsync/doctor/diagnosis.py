@@ -204,7 +204,7 @@ def _facts(request: DoctorRequest, clock: float | None) -> tuple[dict[str, Any],
     """
     if request.config and "worker" not in request.config.roles and not request.publishes:
         return {"node": request.node, "clock": clock}, []
-    more = {"training": dict(request.training), "clock": clock, "job": request.job}
+    request_facts = {"training": dict(request.training), "clock": clock, "job": request.job}
     pythons = (
         [request.python] if request.python else training_facts.find_pythons(request.environment)
     )
@@ -221,23 +221,23 @@ def _facts(request: DoctorRequest, clock: float | None) -> tuple[dict[str, Any],
         unknown = {"python": "", "prefix": "", "versions": {}, "builds": {}}
         why = "doctor cannot check the libraries and the GPUs of the training"
         finding = refusal(e, "python", request.python or "--python", why)
-        return {**probe.gather(node=request.node), **unknown, **more}, [finding]
-    for path, about in facts["output_dirs"].items():
+        return {**probe.gather(node=request.node), **unknown, **request_facts}, [finding]
+    for path, output_dir in facts["output_dirs"].items():
         mount = mount_of(path)
-        about["server"] = mount.kind if mount.is_remote else ""
+        output_dir["server"] = mount.kind if mount.is_remote else ""
     if not request.publishes or facts["versions"].get("torch"):
-        return {**facts, **more}, []
+        return {**facts, **request_facts}, []
     why = "doctor compares the versions of this Python, and another one trains"
     hint = "activate the training's environment, or name its Python with --python"
     finding = warn("no-torch", facts["prefix"], "no torch is installed there", why=why, hint=hint)
-    return {**facts, **more}, [finding]
+    return {**facts, **request_facts}, [finding]
 
 
 def _publish(
     request: DoctorRequest,
     diagnosis: Diagnosis,
     store: Store,
-    own: Mapping[str, Any],
+    own_facts: Mapping[str, Any],
     progress: Callable[[published_facts.Arrived], object],
 ) -> Diagnosis:
     """Publish this node's facts in the store; return the diagnosis with the findings of that.
@@ -250,19 +250,19 @@ def _publish(
     findings, why = diagnosis.findings, "other nodes cannot be compared with this one"
     try:
         if request.wait:
-            arrived = published_facts.meet(store, own, request.nnodes, request.wait, progress)
+            arrived = published_facts.meet(store, own_facts, request.nnodes, request.wait, progress)
             nodes, findings = names(arrived.nodes), _compare_launch(arrived, request.wait)
         else:
-            published_facts.publish(store, own)
+            published_facts.publish(store, own_facts)
     except CkptsyncError as e:
         refused = refusal(e, "not-published", diagnosis.store, why).on(request.node)
         return replace(diagnosis, findings=in_order([*findings, refused]))
     if request.compares and not request.wait:
         try:
-            nodes, more = _compare_all(request, store, own["clock"] or 0.0)
+            nodes, comparison = _compare_all(request, store, own_facts["clock"] or 0.0)
         except StoreError as e:
-            more = [refusal(e, "unreadable-facts", diagnosis.store, why).on(request.node)]
-        findings = in_order([*findings, *more])
+            comparison = [refusal(e, "unreadable-facts", diagnosis.store, why).on(request.node)]
+        findings = in_order([*findings, *comparison])
     return replace(diagnosis, nodes=nodes, findings=findings, published=name)
 
 
@@ -323,7 +323,7 @@ def _compare_all(
     clock is ahead of the store's.  Raises StoreError.
     """
     now = time.time() - clock
-    facts, odd = published_facts.read_published(store, now, request.max_age)
+    facts, errors = published_facts.read_published(store, now, request.max_age)
     job_facts = [node for node in facts if not request.job or node.get("job") == request.job]
     running = published_facts.group_trainings(
         published_facts.read_living(store, now, request.max_age)
@@ -344,7 +344,7 @@ def _compare_all(
             warn("one-node", store.url, what, why=why, hint=hint, nodes=names(compared))
         )
     why = "that node is not compared"
-    findings += [refusal(e, "unreadable-facts", store.url, why) for e in odd]
+    findings += [refusal(e, "unreadable-facts", store.url, why) for e in errors]
     return names(compared), findings
 
 

@@ -167,8 +167,8 @@ def _check_missing(node: NodeFacts, nodes: Sequence[NodeFacts]) -> Iterator[Find
     for name, why in _NEEDED.items():
         if not node.variable(name):
             is_read = "llamafactory" in node.versions or any(n.variable(name) for n in nodes)
-            level, where = (fail, "") if is_read else (warn, ", or give it on the command line")
-            hint = f"export {name} before the launch{where}"
+            level, option = (fail, "") if is_read else (warn, ", or give it on the command line")
+            hint = f"export {name} before the launch{option}"
             yield level("launch-missing", name, "not set", why=f"{why}: {_WAITS}", hint=hint)
 
 

@@ -246,8 +246,8 @@ def _builds() -> dict[str, str]:
 
 def _gpus() -> list[str]:
     """Return the model of each GPU that the driver shows: NVIDIA's, else AMD's."""
-    about = "\n".join(_text(str(path)) for path in sorted(NVIDIA.glob("gpus/*/information")))
-    models = re.findall(r"^Model:(.*)", about, re.MULTILINE) or _ask_nvidia_smi("name")
+    text = "\n".join(_text(str(path)) for path in sorted(NVIDIA.glob("gpus/*/information")))
+    models = re.findall(r"^Model:(.*)", text, re.MULTILINE) or _ask_nvidia_smi("name")
     if models:
         return [model.strip() for model in models]
     return [
@@ -371,7 +371,7 @@ def _port_state(address: str, port: int) -> str:
 
 
 def _answers(address: str, port: int) -> str:
-    """Return how a port answers: answers, refused (by the machine), silent or unreachable."""
+    """Return how a port answers within `_PATIENCE`: answers, refused, silent or unreachable."""
     try:
         socket.create_connection((address, port), _PATIENCE).close()
     except ConnectionRefusedError:

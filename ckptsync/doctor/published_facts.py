@@ -92,7 +92,7 @@ def read_published(
     The facts have the key ``node``, and are sorted by it.  ``now`` is on the store's clock.  Raises
     StoreError.
     """
-    facts, odd = [], []
+    facts, errors = [], []
     for entry in [entry for entry in store.names(FOLDER) if now - entry.mtime <= max_age]:
         node = entry.name.removeprefix(FOLDER).removesuffix(".json")
         try:
@@ -100,8 +100,8 @@ def read_published(
         except NotFound:  # gone since it was listed
             continue
         except Corrupt as e:
-            odd.append(without_frames(e))
-    return facts, odd
+            errors.append(without_frames(e))
+    return facts, errors
 
 
 def _read(store: Store, entry: Entry) -> dict[str, Any]:
@@ -181,20 +181,22 @@ def meet(
     return arrived
 
 
-def _read_others(store: Store, own: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _read_others(
+    store: Store, own_facts: dict[str, Any]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Read the facts of the job's other nodes, and publish which ids this node has now read.
 
     Return this node's facts with these ids, and the others' facts.  Raises as `meet` does.
     """
-    now, job = time.time() - (read_number(own.get("clock")) or 0.0), own.get("job", "")
+    now, job = time.time() - (read_number(own_facts.get("clock")) or 0.0), own_facts.get("job", "")
     records = [node for node in read_published(store, now)[0] if node.get("job", "") == job]
-    _check_own(store, own, records)
-    other_nodes = [node for node in records if node["node"] != own["node"]]
+    _check_own(store, own_facts, records)
+    other_nodes = [node for node in records if node["node"] != own_facts["node"]]
     read_ids = sorted({_call(node).id for node in other_nodes} - {""})
-    if read_ids != own["call"]["read"]:
-        own = {**own, "call": {**own["call"], "read": read_ids}}
-        _write(store, own)
-    return own, other_nodes
+    if read_ids != own_facts["call"]["read"]:
+        own_facts = {**own_facts, "call": {**own_facts["call"], "read": read_ids}}
+        _write(store, own_facts)
+    return own_facts, other_nodes
 
 
 def _check_own(store: Store, own: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> None:
@@ -221,14 +223,14 @@ def _arrived(own: Mapping[str, Any], other_nodes: Sequence[Mapping[str, Any]]) -
     The expected number is the greatest that one of them waits for.
     """
     own_call = _call(own)
-    met = [
+    arrived_nodes = [
         node
         for node in other_nodes
         if _call(node).id in own_call.read_ids and own_call.id in _call(node).read_ids
     ]
-    nodes = sorted([own, *met], key=lambda node: str(node["node"]))
+    nodes = sorted([own, *arrived_nodes], key=lambda node: str(node["node"]))
     expected = max(_call(node).nnodes for node in nodes)
-    return Arrived(nodes, expected, [node for node in other_nodes if node not in met])
+    return Arrived(nodes, expected, [node for node in other_nodes if node not in arrived_nodes])
 
 
 def _call(facts: Mapping[str, Any]) -> _Call:

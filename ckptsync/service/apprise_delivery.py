@@ -37,7 +37,7 @@ class _Records(logging.Handler):
 
 
 def deliver(url: str, message: Mapping[str, str] | None) -> str:
-    """Send a message to a URL, and return what failed, or ""; None only checks the URL.
+    """Send a message to a URL; return what failed, or "".  None only checks the URL.  Never raises.
 
     A redirection is a failure, since a token would go along; long texts are sent in several
     messages.  The URL may say otherwise (``redirect=``, ``overflow=``).

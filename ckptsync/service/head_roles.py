@@ -192,24 +192,24 @@ class Catalogues:
             return catalogue
 
 
-def _event_job(e: DueEvent) -> Job:
+def _event_job(due: DueEvent) -> Job:
     """Return the job that runs an event; its key identifies the event and its definition."""
-    key = f"{e.happened.of} {e.definition.digest}"
-    name, event, seconds = e.definition.name, e.happened.event, e.definition.timeout
-    return Job("event", e.run, e.location, key=key, name=name, event=event, seconds=seconds)
+    key = f"{due.happened.of} {due.definition.digest}"
+    name, event, seconds = due.definition.name, due.happened.event, due.definition.timeout
+    return Job("event", due.run, due.location, key=key, name=name, event=event, seconds=seconds)
 
 
-def _repeat(e: DueEvent) -> str:
+def _repeat(due: DueEvent) -> str:
     """Return a hint with the command that runs an event by hand."""
-    words = shlex.join([f"{e.run}/{e.location}", e.definition.name])
+    words = shlex.join([f"{due.run}/{due.location}", due.definition.name])
     return f"`ckptsync events run {words} -c FILE` runs it by hand"
 
 
-def _given_up_line(e: DueEvent) -> Line:
+def _given_up_line(due: DueEvent) -> Line:
     """Return the log line of an event that is not tried any more."""
-    subject = _event_job(e).subject
+    subject = _event_job(due).subject
     text = pairs(
-        phase="given-up", subject=subject, tries=e.failures, error=e.error, hint=_repeat(e)
+        phase="given-up", subject=subject, tries=due.failures, error=due.error, hint=_repeat(due)
     )
     return Line(f"given-up {subject}", text, level="error")
 
@@ -237,8 +237,8 @@ def catalogue_lines(catalogue: Catalogue) -> Iterator[Line]:
     """Yield a line for the status of each location, and an error for each unreadable record."""
     for summary in catalogue.summaries:
         detail = "; ".join(summary.evidence) if summary.status in ("CONFLICT", "RETIRED") else ""
-        where = {"run": summary.run, "location": summary.location}
-        text = pairs(phase=summary.status.lower(), **where, detail=detail)
+        location = {"run": summary.run, "location": summary.location}
+        text = pairs(phase=summary.status.lower(), **location, detail=detail)
         yield Line(f"location {summary.run}/{summary.location}", text)
     for fault in catalogue.faults:
         text = pairs(phase="unreadable", record=fault.name, error=fault.error)

@@ -45,9 +45,9 @@ def heartbeat(node: str, roles: tuple[str, ...]) -> Heartbeat:
 
 
 def is_running(heartbeat: Heartbeat) -> bool | None:
-    """Return whether another process, which wrote a heartbeat, lives; None if on another machine.
+    """Return whether another process, which wrote a heartbeat, lives; False for this very process.
 
-    False for this very process.
+    None if it is on another machine, or this one's boot is unknown.
     """
     if not boot_id() or heartbeat.machine != boot_id():
         return None

@@ -112,14 +112,14 @@ class Roles:
 class Heart:
     """Writes the heartbeats of this process, and stops it if another worker has its node id."""
 
-    def __init__(self, store: Store, mine: Heartbeat, roles: Roles, stop: Stopping) -> None:
-        self._store, self._mine, self._roles, self._stop = store, mine, roles, stop
+    def __init__(self, store: Store, first_beat: Heartbeat, roles: Roles, stop: Stopping) -> None:
+        self._store, self._mine, self._roles, self._stop = store, first_beat, roles, stop
         self._rate = Rate()
         self._rates: dict[tuple[str, str], Rate] = {}
         self._logged: dict[tuple[str, str], float] = {}
         self._beaten = self._compared = float("-inf")
         self._facts: Facts | None = None
-        self._clock = Clock(store, mine.node)
+        self._clock = Clock(store, first_beat.node)
         self._offset: int | None = None
 
     def beat(self) -> None:
@@ -242,16 +242,18 @@ def _states(running: Iterable[Progress]) -> set[tuple[str, str, str, str]]:
     return {(p.kind, p.subject, p.state, p.reason) for p in running}
 
 
-def _log_line(p: Progress) -> str:
+def _log_line(entry: Progress) -> str:
     """Return the log line of a moving upload or job."""
-    seconds_left = (p.total - p.done) / p.rate if p.total and p.rate >= 1 else None
+    seconds_left = (
+        (entry.total - entry.done) / entry.rate if entry.total and entry.rate >= 1 else None
+    )
     return pairs(
-        phase=p.kind if p.state == "running" else p.state,
-        run=p.run,
-        checkpoint=p.location or p.checkpoint,
-        done=p.done,
-        total=p.total or "",
-        rate=round(p.rate),
+        phase=entry.kind if entry.state == "running" else entry.state,
+        run=entry.run,
+        checkpoint=entry.location or entry.checkpoint,
+        done=entry.done,
+        total=entry.total or "",
+        rate=round(entry.rate),
         left=None if seconds_left is None else round(seconds_left),
     )
 

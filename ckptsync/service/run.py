@@ -213,8 +213,8 @@ class _Service:
         """
         try:
             store = open_configured(self._config)
-            own = process_control.heartbeat(self._node, self._config.roles)
-            mine = claim(store, own, process_control.is_running, self._pause)
+            draft = process_control.heartbeat(self._node, self._config.roles)
+            first_beat = claim(store, draft, process_control.is_running, self._pause)
         except (Absent, Transient) as e:
             status = f"waiting for the store: {e}"
             if status != self._status and not self._stop.is_stopping:
@@ -226,14 +226,14 @@ class _Service:
             self._stop.ask()
             return
         self._opening.every = NEVER
-        self._heart = heart = Heart(store, mine, self._roles, self._stop)
+        self._heart = heart = Heart(store, first_beat, self._roles, self._stop)
         self._store.connect(store)
         if self._stop.is_stopping:
             return
-        values = {"node": mine.node, "roles": ",".join(mine.roles), "store": store.url}
+        values = {"node": first_beat.node, "roles": ",".join(first_beat.roles), "store": store.url}
         log.info("%s", pairs(phase="started", **values))
         roles = self._roles
-        self._beating = Task("heartbeat", mine.period, heart.beat, self._fatal)
+        self._beating = Task("heartbeat", first_beat.period, heart.beat, self._fatal)
         roles.local.append(self._beating)
         if roles.periodic:
             from ckptsync.service.head_roles import repeated  # noqa: PLC0415

@@ -444,29 +444,30 @@ def worker_lines(
     has notes, and repairs that were not possible, are warnings.  ``running``: the progress of
     uploads by run and checkpoint, which says until when one waits.
     """
-    for p in result.progress:
-        if p.phase == "stored":  # `sent` was logged, or it was stored before this process began
+    for save in result.progress:
+        if save.phase == "stored":  # `sent` was logged, or it was stored before this process began
             continue
         values: dict[str, object] = {
-            "run": p.run,
-            "checkpoint": p.checkpoint,
-            "location": p.location,
+            "run": save.run,
+            "checkpoint": save.checkpoint,
+            "location": save.location,
         }
-        if p.phase == "sent":
-            values |= {"files": p.files, "bytes": p.size}
-        elif p.phase in ("waiting", "not-final"):
-            values["reason"] = p.detail.partition("; finished if")[0]  # what follows counts seconds
-        elif p.phase != "failed":  # a failure has its own line
-            values["detail"] = p.detail
-        text = state = pairs(phase=p.phase, **values, notes="; ".join(p.notes))
-        entry = running.get((p.run, p.checkpoint))
-        if p.phase == "waiting" and entry and entry.until is not None:
+        if save.phase == "sent":
+            values |= {"files": save.files, "bytes": save.size}
+        elif save.phase in ("waiting", "not-final"):
+            # what follows counts seconds
+            values["reason"] = save.detail.partition("; finished if")[0]
+        elif save.phase != "failed":  # a failure has its own line
+            values["detail"] = save.detail
+        text = state = pairs(phase=save.phase, **values, notes="; ".join(save.notes))
+        entry = running.get((save.run, save.checkpoint))
+        if save.phase == "waiting" and entry and entry.until is not None:
             values["until"] = moment(entry.until)
-            text = pairs(phase=p.phase, **values, notes="; ".join(p.notes))
-        is_lost = p.phase in ("missed", "lost")
-        level: Literal["info", "warning", "error"] = "warning" if p.notes else "info"
+            text = pairs(phase=save.phase, **values, notes="; ".join(save.notes))
+        is_lost = save.phase in ("missed", "lost")
+        level: Literal["info", "warning", "error"] = "warning" if save.notes else "info"
         level = "error" if is_lost else level
-        yield Line(f"checkpoint {p.run}/{p.checkpoint} {p.k}", text, level, state)
+        yield Line(f"checkpoint {save.run}/{save.checkpoint} {save.k}", text, level, state)
     for repair in result.repairs:
         phase = "not-repaired" if repair.reason else "repaired"
         subject = {"run": repair.run, "file": repair.name, "report": repair.report}

@@ -204,19 +204,19 @@ def document(messages: Sequence[Message], store: str, head: str, now: float) -> 
         | asdict(m.alarm)
         for m in messages
     ]
-    about = {"store": store, "head": head, "at": now}
-    return _document(about, heading, severity, _entries(messages, store), alarms)
+    origin = {"store": store, "head": head, "at": now}
+    return _document(origin, heading, severity, _entries(messages, store), alarms)
 
 
 def test_document(store: str, head: str, now: float) -> dict[str, Any]:
     """Return the document of `ckptsync alert test`."""
     entry = f"Sent by `ckptsync alert test` on {clean(head, LONGEST)}: alerts arrive here."
-    about = {"store": store, "head": head, "at": now}
-    return _document(about, "test", "test", [entry, "Nothing is wrong."], [])
+    origin = {"store": store, "head": head, "at": now}
+    return _document(origin, "test", "test", [entry, "Nothing is wrong."], [])
 
 
 def _document(
-    about: Mapping[str, Any],
+    origin: Mapping[str, Any],
     heading: str,
     severity: str,
     entries: Iterable[str],
@@ -226,10 +226,10 @@ def _document(
 
     ``about``: its store, head and time. ``entries``: the lines of its text.
     """
-    title = f"ckptsync: {heading} ({about['store']})"
+    title = f"ckptsync: {heading} ({origin['store']})"
     text = "\n".join([title, *entries])
     texts = {"severity": severity, "title": title, "text": text}
-    return {"format": FORMAT, **about, **texts, "alarms": alarms}
+    return {"format": FORMAT, **origin, **texts, "alarms": alarms}
 
 
 def _entries(messages: Sequence[Message], store: str) -> Iterator[str]:

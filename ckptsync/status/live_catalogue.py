@@ -139,39 +139,41 @@ def _is_over(progress: Progress, node: Node, summary: Summary) -> bool:
     return progress.kind == "verify" and summary.proof.when > node.beat
 
 
-def _on_its_way(s: Summary, entries: Sequence[NodeProgress]) -> Summary:
+def _on_its_way(summary: Summary, entries: Sequence[NodeProgress]) -> Summary:
     """Return a location that has manifests, with the status and sizes of what is still uploaded.
 
     Unchanged unless it is INCOMPLETE or UPLOADING and has entries.  UPLOADING if bytes move or
     another node announced it, else WAITING.
     """
-    if s.status not in ("INCOMPLETE", "UPLOADING") or not entries:
-        return s
+    if summary.status not in ("INCOMPLETE", "UPLOADING") or not entries:
+        return summary
     sending = {e.node for e in entries if e.is_moving}
-    more = [e for e in entries if e.node not in s.nodes]
-    whole, done = (s.size + sum(getattr(e, name) for e in more) for name in ("total", "done"))
-    is_uploading = sending or s.status == "UPLOADING"
+    other_entries = [e for e in entries if e.node not in summary.nodes]
+    whole, done = (
+        summary.size + sum(getattr(e, name) for e in other_entries) for name in ("total", "done")
+    )
+    is_uploading = sending or summary.status == "UPLOADING"
     return replace(
-        s,
+        summary,
         status="UPLOADING" if is_uploading else "WAITING",
-        uploading=tuple(sorted({*s.uploading, *sending})),
+        uploading=tuple(sorted({*summary.uploading, *sending})),
         whole=whole,
         demanded=whole,
         present=min(done, whole),
     )
 
 
-def _describe_begun(s: Summary | None, entries: Sequence[NodeProgress]) -> Summary:
+def _describe_begun(summary: Summary | None, entries: Sequence[NodeProgress]) -> Summary:
     """Return a location that no manifest names, from its announcements and its nodes' progress.
 
-    ``s``: that of the announcements, if there are any.  UPLOADING if bytes move or are announced,
+    ``summary``: that of its announcements, or None.  UPLOADING if bytes move or are announced,
     REFUSED if all entries are, else WAITING.  ``entries``: one or more.
     """
     first = entries[0]
     since = min(e.since for e in entries)
     sending = {e.node for e in entries if e.is_moving}
-    if s is None:
-        s = Summary(
+    if summary is None:
+        summary = Summary(
             run=first.run,
             checkpoint=first.checkpoint,
             location=first.location,
@@ -181,15 +183,15 @@ def _describe_begun(s: Summary | None, entries: Sequence[NodeProgress]) -> Summa
             first_arrival=since,
             arrived=since,
         )
-    whole = max(s.size, sum(e.total for e in entries))
-    status: Status = "UPLOADING" if sending or s.uploading else "WAITING"
+    whole = max(summary.size, sum(e.total for e in entries))
+    status: Status = "UPLOADING" if sending or summary.uploading else "WAITING"
     if status == "WAITING" and all(e.state == "refused" for e in entries):
         status = "REFUSED"
     return replace(
-        s,
+        summary,
         status=status,
-        uploading=tuple(sorted({*s.uploading, *sending})),
-        evidence=tuple(dict.fromkeys(e.reason for e in entries if e.reason)) or s.evidence,
+        uploading=tuple(sorted({*summary.uploading, *sending})),
+        evidence=tuple(dict.fromkeys(e.reason for e in entries if e.reason)) or summary.evidence,
         whole=whole,
         demanded=whole,
         present=min(whole, sum(e.done for e in entries)),

@@ -183,17 +183,17 @@ def _sized(run: dict[str, Any]) -> dict[str, Any]:
     return {names.get(key, key): value for key, value in run.items()}
 
 
-def _repair(s: Summary, nodes: Sequence[Node]) -> dict[str, Any]:
+def _repair(summary: Summary, nodes: Sequence[Node]) -> dict[str, Any]:
     """Return a location's damage, its last repair, and the nodes that cannot repair it."""
     return {
-        "run": s.run,
-        "location": s.location,
-        "reports": len(s.proof.damage),
-        "reported": s.proof.damaged_at,
-        "changed": s.proof.rewritten_at or None,
-        "findings": list(s.evidence),
-        "nodes": list(s.nodes),
-        "lacking": list(_list_lacking(s, nodes)),
+        "run": summary.run,
+        "location": summary.location,
+        "reports": len(summary.proof.damage),
+        "reported": summary.proof.damaged_at,
+        "changed": summary.proof.rewritten_at or None,
+        "findings": list(summary.evidence),
+        "nodes": list(summary.nodes),
+        "lacking": list(_list_lacking(summary, nodes)),
     }
 
 
@@ -414,24 +414,24 @@ def _damaged(s: Summary, overview: Overview) -> Alarm:
 _NODE_DOES = {"file": "uploads again what it still has", "record": "writes its record again"}
 
 
-def _is_lost(file: DamagedFile, s: Summary, nodes: Sequence[Node]) -> bool:
+def _is_lost(file: DamagedFile, summary: Summary, nodes: Sequence[Node]) -> bool:
     """Return whether a damaged file cannot be repaired.
 
     That is if all its nodes say that they lack its bytes; of a model, if its shards are deleted or
     will be.  False for a file that no node is known to have had.
     """
     if file.of == "model":
-        return bool(s.shards_retired)
-    return bool(file.nodes) and not _owners(file, s, nodes)
+        return bool(summary.shards_retired)
+    return bool(file.nodes) and not _owners(file, summary, nodes)
 
 
-def _owners(file: DamagedFile, s: Summary, nodes: Sequence[Node]) -> list[str]:
+def _owners(file: DamagedFile, summary: Summary, nodes: Sequence[Node]) -> list[str]:
     """Return the nodes of a damaged file whose heartbeats do not say that they lack its bytes."""
     lacking = {
         node.node
         for node in nodes
-        if f"{s.run}/{file.name}" in node.lacks
-        or any(file.name in node.lacks.get(report, ()) for report in s.proof.damage)
+        if f"{summary.run}/{file.name}" in node.lacks
+        or any(file.name in node.lacks.get(report, ()) for report in summary.proof.damage)
     }
     return [name for name in file.nodes if name not in lacking]
 

@@ -86,7 +86,8 @@ class OverviewCache:
     def _next(self) -> CachedOverview:
         """Load the next overview; if that fails, return the last one with an alarm.
 
-        Raises CkptsyncError if there is no last one.
+        Its number grows if more than times and ages differ. Raises CkptsyncError if there is no
+        last one.
         """
         before = self._cached
         try:
