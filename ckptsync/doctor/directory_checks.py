@@ -356,8 +356,9 @@ def check_space(
 ) -> Iterator[Finding]:
     """Yield a finding if two checkpoints as large as the newest, or as ``expected``, do not fit.
 
-    A failure for the newest's size, a warning for ``expected``.  If neither is known, one if less
-    than `_LEAST` bytes are free.  Inodes are compared, too.  Nothing if the size is unknown.
+    A failure for the newest's size, a warning for ``expected``.  If neither is known, a warning
+    below `_LEAST` bytes, a failure below `_NOTHING`. Too few inodes are a failure.  Nothing if the
+    size is unknown.
     """
     try:
         room = os.statvfs(path)

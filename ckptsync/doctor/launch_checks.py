@@ -220,8 +220,8 @@ def _is_elastic(node: NodeFacts) -> bool:
 def _is_own_name(address: str, node: NodeFacts) -> bool:
     """Return whether an address is node 0's own name, on node 0.
 
-    Debian calls its own name 127.0.1.1: rank 0 listens on all addresses there, and each other node
-    looks the name up for itself.
+    Up to the first dot. Debian calls its own name 127.0.1.1: rank 0 listens on all addresses there,
+    and each other node looks the name up for itself.
     """
     host, master = (name.partition(".")[0].lower() for name in (node.host, address))
     is_first = node.variables.get("NODE_RANK", "0") == "0"

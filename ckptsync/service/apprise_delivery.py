@@ -80,7 +80,7 @@ def _reason(lines: Sequence[str]) -> str:
 
 
 def main() -> None:
-    """Read a request from standard input, and write its answer to standard output."""
+    """Read a request from standard input, answer on standard output; die with the parent."""
     die_with_parent()
     if bundle := os.environ.get("SSL_CERT_FILE"):  # requests has another name for it
         os.environ.setdefault("REQUESTS_CA_BUNDLE", bundle)

@@ -242,7 +242,7 @@ def sentence(values: Mapping[str, object]) -> str:
 
 
 def _fact(key: str, value: Any) -> str:
-    """Return a value of `pairs` for people, with its unit."""
+    """Return a value of `pairs` for people: a rate, size, count or time by its key, else both."""
     if key == "rate":
         return f"{show_size(value)}/s"
     if key in _SIZES:

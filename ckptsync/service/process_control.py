@@ -103,7 +103,7 @@ class Stopping:
     def on_signal(self, number: int, _frame: object) -> None:
         """Handle a signal: the first requests a stop, a second one ends the process at once.
 
-        SIGHUP requests a reload, except on a terminal, where it means that this is being closed.
+        SIGHUP requests a reload; on a terminal, which is being closed, it is as the others.
         """
         if number == signal.SIGHUP and not sys.stderr.isatty():
             self.must_reload = True

@@ -125,8 +125,8 @@ class Heart:
     def beat(self) -> None:
         """Write a heartbeat, and the node's facts if they have changed; ahead of uploads.
 
-        If another live worker has this node id, requests a stop (2) and writes nothing more.
-        Raises StoreError.
+        If a worker that was started earlier has this node id, requests a stop (2) and writes
+        nothing more.  Raises StoreError.
         """
         with urgent():
             self._beat()

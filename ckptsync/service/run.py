@@ -78,8 +78,8 @@ def roles_of(config: Config, node: str, store: Store, fatal: Fatal) -> Iterator[
 def run(load: Callable[[], Config], until_gone: int | None = None, begin: Begin = roles_of) -> int:
     """Run the service until it is stopped, and return its exit code; for the main thread.
 
-    That is 0 after SIGTERM, SIGINT, a reload or ``until_gone``; 1 after a bug or a hang; 2 if
-    another worker takes this node id.  A task that does not end in time ends the process here.
+    That is 0 after SIGTERM, SIGINT, a reload or ``until_gone``; 1 after a bug or a hang; 2 if an
+    earlier worker has this id, too.  A task that does not end in time ends the process here.
     Replaces the log's handlers.
 
     Args:

@@ -130,7 +130,7 @@ def _reports(location: LocationState) -> Iterator[dict[str, Any]]:
 
 
 def commands(url: str, summary: Summary) -> dict[str, str]:
-    """Return the commands that a person may want for a location, by their names."""
+    """Return the commands that a person may want for a location; pull_model only for a model."""
     target = f"{summary.run}/{summary.location}"
     words = {
         "pull": ["pull", target, "DIR"],
