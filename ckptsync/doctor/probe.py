@@ -267,7 +267,7 @@ def _driver() -> str:
 
 
 def _ask_nvidia_smi(field: str) -> list[str]:
-    """Return nvidia-smi's value of a field for each GPU; none if it cannot be run."""
+    """Return nvidia-smi's value of a field for each GPU; none if it fails or takes over 30 s."""
     command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)  # noqa: S603 - as the training would find it

@@ -231,7 +231,10 @@ def _claimed(store: Store, name: str, node: str) -> Iterator[Callable[[], None]]
 
 
 def _holder(owner: bytes, node: str) -> tuple[str, bool]:
-    """Return which node wrote a claim, and whether it was a process of ``node`` that has ended."""
+    """Return which node wrote a claim, and whether it was a process of ``node`` that has ended.
+
+    A claim without a process counts as ended if it is empty or names ``node``.
+    """
     words = owner.decode("utf-8", "replace").strip().rsplit(" ", 2)
     if len(words) < 3 or not words[1].isdecimal():
         return " ".join(words), words in ([""], [node])

@@ -712,7 +712,7 @@ def _find_odd_weights(recent: Sequence[Summary]) -> Iterator[Alarm]:
 
 
 def _find_wrong_dates(overview: Overview, patience: Patience) -> Iterator[Alarm]:
-    """Yield an alarm for each save whose files' times contradict its arrival or another save.
+    """Yield an alarm for each way in which a save's times contradict its arrival or another save.
 
     They differ by more than `SKEW`. Retired saves, and those older than ``over``, are left out.
     """
