@@ -237,7 +237,7 @@ def send(data: bytes) -> None:
 
 
 def say(packet: bytes) -> None:
-    """Send it, with its length before it."""
+    """Send a packet, with its length before it."""
     send(struct.pack(">I", len(packet)) + packet)
 
 

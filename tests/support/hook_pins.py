@@ -17,9 +17,9 @@ from ckptsync.walk import walk
 def commit(
     source: Path, save: str = "save", added: Mapping[str, bytes] | None = None, world: int = 1
 ) -> Path:
-    """Links, the hook's word on them and what it adds, published at one stroke.
+    """Publish a pin as the hook does: links, commit record, ``added`` files; return its path.
 
-    The pin has no owner yet.
+    It has no owner yet.
     """
     fresh = source.parent / "_ckptsync" / "pins" / ".new-hook-1"
     (fresh / "files").mkdir(parents=True)
@@ -40,7 +40,7 @@ def commit(
 
 
 def pinned(source: Path, node: str = "n0") -> Pin:
-    """All of it, by a worker."""
+    """Return a new pin of all files of a checkpoint, made as a worker does."""
     pin = create_pin(source.parent, source.name, 0, node)
     assert pin is not None
     assert link_files(pin, source, [f.path for f in walk(source).files]) == ()

@@ -53,11 +53,11 @@ class Request:
 
 
 def harmless(_request: Request) -> None:
-    """No fault."""
+    """Return no fault."""
 
 
 def once(kind: str, fault: Fault, nth: int = 1) -> Plan:
-    """The nth request of a kind ("" is any) fails."""
+    """Return a plan by which the nth request of a kind ("": any) fails."""
     seen = 0
 
     def plan(request: Request) -> Fault | None:
@@ -69,5 +69,5 @@ def once(kind: str, fault: Fault, nth: int = 1) -> Plan:
 
 
 def always(kind: str, fault: Fault) -> Plan:
-    """Every request of a kind ("" is any) fails."""
+    """Return a plan by which every request of a kind ("": any) fails."""
     return lambda request: fault if kind in ("", request.kind) else None

@@ -22,7 +22,7 @@ def stored(shape: Shape, dtype: str = "F32", numel: int | None = None) -> Stored
 
 
 def mesh(shape: Shape, rank: int, ranks: tuple[int, ...] = (), **changes: Any) -> PickledObject:
-    """As torch 2.13 pickles a mesh of all ranks."""
+    """Return a device mesh as torch 2.13 pickles it; of all ranks without ``ranks``."""
     every = ranks or tuple(range(prod(shape)))
     at = every.index(rank)
     coordinate: list[int] = []
@@ -46,7 +46,7 @@ def mesh(shape: Shape, rank: int, ranks: tuple[int, ...] = (), **changes: Any) -
 def older_mesh(
     shape: Shape, coordinate: list[int], ranks: tuple[int, ...], **changes: Any
 ) -> PickledObject:
-    """As torch 2.6 pickles one."""
+    """Return a device mesh as torch 2.6 pickles it."""
     state = {
         "mesh": stored(shape, "I32"),
         "_flatten_mesh_list": ranks,

@@ -23,10 +23,7 @@ FULL = st.lists(st.integers(1, 7), min_size=1, max_size=4).map(tuple)
 def tilings(
     draw: st.DrawFn, shapes: st.SearchStrategy[Shape] = SHAPES
 ) -> tuple[Shape, tuple[Box, ...]]:
-    """A shape and boxes that tile it: one box, cut in two along some axis again and again.
-
-    Then shuffled.
-    """
+    """Draw a shape and boxes that tile it, in any order: one box, cut in two again and again."""
     shape = draw(shapes)
     boxes: list[Box] = [((0,) * len(shape), shape)]
     for _ in range(draw(st.integers(0, 8)) if shape else 0):
@@ -43,9 +40,7 @@ def tilings(
 def stored(
     draw: st.DrawFn, shapes: st.SearchStrategy[Shape] = SHAPES
 ) -> tuple[npt.NDArray[Any], Copy, MemoryFiles]:
-    """A tensor of known values, cut and stored as some framework might: each part row-major, or
-    permuted, behind an offset.
-    """
+    """Draw a tensor of known values, in parts: each is row-major or permuted, behind an offset."""
     shape, boxes = draw(tilings(shapes))
     values = np.arange(prod(shape), dtype="<u2").reshape(shape)
     content, parts = {}, []

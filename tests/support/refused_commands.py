@@ -27,10 +27,10 @@ def refused(
     within: float = 110.0,
     env: Mapping[str, str] | None = None,
 ) -> str:
-    """What ``ckptsync`` said: one line that names all of ``names``, and at most a hint, after
-    others that it is trying again; its exit code is ``code``.
+    """Run ``ckptsync``; assert that it refuses as it must, and return its error and its hint.
 
-    No secret is in it, nor a traceback, and it ends ``within`` seconds.
+    That is the exit code ``code``, one error that names all of ``names``, at most one hint, no
+    secret, no traceback, and an end ``within`` seconds.
     """
     begun = time.monotonic()
     done = run(arguments, env or {})

@@ -33,7 +33,7 @@ def seen(
     size: int = 10,
     **told: object,
 ) -> Summary:
-    """One that was written at ``at``: by default a day later for each step."""
+    """Return the summary of a location written ``at`` (s): by default a day later for each step."""
     checkpoint = f"checkpoint-{step}" if step is not None else "final"
     when = at if at is not None else (step or 0) * DAY
     is_verified = word in ("VERIFIED", "RETIRED")
@@ -60,9 +60,9 @@ def fill(
     loss: float = 1.0,
     is_verified: bool = True,
 ) -> str:
-    """One node's save with two files and its trainer's state, consolidated, and verified.
+    """Store one node's save with two files and its trainer's state; return its manifest's name.
 
-    The manifest's name.  ``at`` in seconds.
+    It is consolidated and verified, unless ``is_verified`` is false.  ``at``: seconds.
     """
     checkpoint = checkpoint_of(location)
     step = int(checkpoint.rpartition("-")[2]) if "-" in checkpoint else 0
@@ -98,7 +98,7 @@ def mark(store: Store, location: str, stage: Stage = "marked", scope: Scope = "l
 
 
 def verify(store: Store, location: str, manifests: tuple[str, ...], run: str = "run") -> None:
-    """Consolidate it, and report that all is well."""
+    """Store a model of a location, its record, and a report without damage."""
     checkpoint, data = checkpoint_of(location), f"model of {location}".encode()
     store.write(f"{run}/consolidated/{location}/model.safetensors", [data])
     digest = digest_stream([data], len(data)).digest

@@ -84,7 +84,7 @@ class Block:
 
 
 def blocks(text: str) -> list[Block]:
-    """Every fenced block of a document, in order."""
+    """Return every fenced block of a document, in order."""
     found = []
     for one in _BLOCK.finditer(text):
         mark, _, about = (one["mark"] or "").partition(":")
@@ -94,9 +94,7 @@ def blocks(text: str) -> list[Block]:
 
 
 def commands(text: str) -> list[str]:
-    """The command lines of ours in a document: in its blocks of commands, and in its running
-    text.
-    """
+    """Return the `ckptsync` command lines in a document: of blocks of commands, and in its text."""
     lines = [
         line
         for b in blocks(text)
@@ -114,7 +112,7 @@ def commands(text: str) -> list[str]:
 
 
 def has(modules: str) -> str:
-    """Of these the first that the trainers' Python has not got; empty if it has all."""
+    """Return the first of these modules that the trainers' Python lacks; "" if it has all."""
     script = (
         "import importlib.util, sys; print(*[m for m in sys.argv[1:] if importlib.util.find_spec(m)"
         " is None][:1])"
@@ -132,9 +130,7 @@ class Location:
     _served: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def lay_shards(self) -> None:
-        """A checkpoint on two nodes, both parts of it in one directory, and the model that was
-        trained.
-        """
+        """Copy a checkpoint of two nodes, its parts also in one directory, and its base model."""
         demo = Path(ckptsync.__file__).parent / "demo_data"
         for node in ("node0", "node1"):
             for where in (node, "out"):
@@ -143,7 +139,7 @@ class Location:
         shutil.copytree(demo / "base", self.home / "models" / "base")
 
     def do(self, block: Block) -> None:
-        """Raises AssertionError where something is not as the document says."""
+        """Run a block, or write its file; raise AssertionError where the document is wrong."""
         if block.mark == "file":
             path = self.home / "work" / self.here(block.about)  # which may be absolute
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -161,7 +157,7 @@ class Location:
                 )
 
     def here(self, text: str) -> str:
-        """With the directories of this location."""
+        """Return the text with the directories of this location."""
         for location in LOCATIONS:
             pattern = rf"(?<![\w./]){re.escape(location)}(?![\w])"
             text = re.sub(pattern, str(self.home) + location, text)
@@ -239,7 +235,7 @@ class Location:
 
 @contextlib.contextmanager
 def location(home: Path) -> Iterator[Location]:
-    """A location to run one document in; what it serves is ended."""
+    """Yield a location to run one document in; end what it serves."""
     for folder in ("work", "bin", *(p.removeprefix("/") for p in LOCATIONS)):
         (home / folder).mkdir(parents=True)
     for name, text in PROGRAMS.items():
@@ -254,7 +250,7 @@ def location(home: Path) -> Iterator[Location]:
 
 
 def end(started: subprocess.Popen[str]) -> None:
-    """It, and what it started; torchrun passes a SIGTERM on."""
+    """End a process and its group by SIGTERM, which torchrun passes on; after 20 s by SIGKILL."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(started.pid, number)

@@ -21,7 +21,7 @@ PINS = {*(f"checkpoint-{step}.0" for step in range(1, STEPS + 1)), "final.0"}
 
 
 def program(*words: str) -> subprocess.CompletedProcess[str]:
-    """A Python without the stand-ins."""
+    """Run a Python without the stand-ins; return how it ended."""
     return ran(*words, path=(ROOT,), OMP_NUM_THREADS="1")
 
 
@@ -32,7 +32,7 @@ def ran(
     cwd: Path = ROOT,
     **variables: str,
 ) -> subprocess.CompletedProcess[str]:
-    """A Python, with these directories before its own packages, and these variables."""
+    """Run a Python, with directories before its own packages and variables; return how it ended."""
     told = {
         **CLEAN,
         **({"PYTHONPATH": os.pathsep.join(map(str, path))} if path else {}),

@@ -22,7 +22,7 @@ HOUR, DAY = 3600.0, 86400.0
 def location(
     name: str = "run/checkpoint-1", word: Status = "VERIFIED", ago: float = 60.0, **changes: Any
 ) -> Summary:
-    """One that ended, and arrived, so many seconds ago."""
+    """Return the summary of a location that ended, and arrived, ``ago`` seconds before `NOW`."""
     run, _, where = name.partition("/")
     checkpoint = checkpoint_of(where)
     step = checkpoint.rpartition("-")[2]
@@ -38,7 +38,7 @@ def location(
 
 
 def waiting(*subjects: str, since: float = NOW, **changes: Any) -> tuple[Progress, ...]:
-    """Uploads that wait, by ``run/checkpoint``."""
+    """Return uploads that wait, by ``run/checkpoint``."""
     names = [subject.partition("/") for subject in subjects]
     return tuple(
         replace(
@@ -50,7 +50,7 @@ def waiting(*subjects: str, since: float = NOW, **changes: Any) -> tuple[Progres
 
 
 def job(kind: str, subject: str, **changes: Any) -> Progress:
-    """A job of a head that runs."""
+    """Return the progress of a head's job that runs."""
     run, _, where = subject.partition("/")
     checkpoint = checkpoint_of(where) if where else ""
     entry = Progress(
@@ -68,7 +68,7 @@ def heart(
     oldest: float = 0.0,
     **changes: Any,
 ) -> NodeFile:
-    """A heartbeat that came so many seconds ago."""
+    """Return a heartbeat that came ``ago`` seconds before `NOW`."""
     if queue:
         changes["running"] = waiting(*queue, since=NOW - ago - oldest)
     known = Heartbeat(
@@ -79,7 +79,7 @@ def heart(
 
 
 def fact(node: str = "n0", offset: float | None = None, **trains: str) -> NodeFile:
-    """What a node is made of, and the state of each run's training there."""
+    """Return a node's facts, with the state of each run's training; ``offset``: seconds."""
     told = {run: Train("t", 1, 1, NOW - DAY, {}, state) for run, state in trains.items()}
     measured = None if offset is None else int(offset * 1e9)
     machine = (f"{node}.example", "machine", "u", "0022", "1", "3", "6")
@@ -95,7 +95,7 @@ def shown(
     now: float = NOW,
     run: str = "",
 ) -> Overview:
-    """What is to be seen of a store of these."""
+    """Return the overview of a store of these."""
     files = NodeFiles({k.entry.name: k for k in known})
     return overview(
         "/store",
@@ -109,5 +109,5 @@ def shown(
 
 
 def raised(*known: NodeFile, **rest: Any) -> dict[str, Alarm]:
-    """Its alarms, by ``code subject``."""
+    """Return the alarms of `shown`, by ``code subject``."""
     return {alarm.key: alarm for alarm in shown(*known, **rest).alarms}

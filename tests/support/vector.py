@@ -27,7 +27,7 @@ class Vector:
 
 
 def vectors() -> list[Vector]:
-    """All that there are."""
+    """Return all vectors, by name."""
     return [_vector(path.parent) for path in sorted(ROOT.glob("*/vector.json"))]
 
 
@@ -46,9 +46,7 @@ def _vector(folder: Path) -> Vector:
 
 
 def bits(*files: Path) -> Bits:
-    """Every tensor of safetensors files as ``(dtype, shape, bytes)``, read in the plainest way
-    there is.
-    """
+    """Return every tensor of safetensors files as ``(dtype, shape, bytes)``, read by hand."""
     found: dict[str, tuple[str, tuple[int, ...], bytes]] = {}
     for file in files:
         data = file.read_bytes()

@@ -43,9 +43,9 @@ def manifest(files: Mapping[str, bytes], node: str = "n0", **more: object) -> Ma
 
 
 def arrive(store: Store, files: Mapping[str, bytes], node: str = "n0", **more: object) -> str:
-    """What a worker does: files, then their manifest; the record's name.
+    """Store files and their manifest as a worker does; return the manifest's name.
 
-    What finds its name taken lies beside.
+    A file whose name is taken by other bytes lies beside.
     """
     there = {e.name for e in store.names(f"{RUN}/{LOCATION}/")}
     plain = {path: file_name(RUN, LOCATION, path) for path in files}
@@ -62,7 +62,7 @@ def arrive(store: Store, files: Mapping[str, bytes], node: str = "n0", **more: o
 
 
 def model_record(store: Store, files: Files, manifests: Iterable[str]) -> str:
-    """What a head does: the consolidated model, then its model record."""
+    """Store the consolidated model and its record as a head does; return the record's name."""
     prefix = consolidated_prefix(RUN, LOCATION)
     merged = consolidate(
         files, lambda name, chunks: store.write(prefix + name, chunks), MergeOptions()
@@ -72,7 +72,7 @@ def model_record(store: Store, files: Files, manifests: Iterable[str]) -> str:
 
 
 def whole_store() -> MemoryStore:
-    """One node's whole model, consolidated."""
+    """Return a store with one node's whole model, consolidated."""
     store = MemoryStore()
     model_record(store, MemoryFiles(WHOLE), [arrive(store, WHOLE)])
     return store

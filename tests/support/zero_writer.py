@@ -46,7 +46,7 @@ class Zero:
 
 
 def files(of: Zero) -> MemoryFiles:
-    """Every rank's files."""
+    """Return every rank's files."""
     content: dict[str, bytes] = {}
     for rank in range(of.world):
         optim = f"{of.prefix}zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
@@ -61,14 +61,12 @@ def files(of: Zero) -> MemoryFiles:
 
 
 def own(tensor: torch.Tensor) -> torch.Tensor:
-    """The model's own copy of a weight: the master rounded to nearest, as DeepSpeed leaves it after
-    every step.
-    """
+    """Return the model's copy of a weight: the master rounded to nearest, as DeepSpeed does."""
     return tensor.to(torch.bfloat16)
 
 
 def model(of: Zero, rank: int) -> dict[str, Any]:
-    """One ``model_states.pt``."""
+    """Return the content of a rank's ``model_states.pt``."""
     third = of.stage == 3
     trained = {
         n: torch.empty(0, dtype=torch.bfloat16) if third else own(t) for n, t in of.trained.items()
@@ -91,7 +89,7 @@ def model(of: Zero, rank: int) -> dict[str, Any]:
 
 
 def optimizer(of: Zero, rank: int) -> dict[str, Any]:
-    """One rank's optimizer state."""
+    """Return a rank's optimizer state."""
     if of.stage == 3:
         slices = [_slice(t, rank, of.world) for t in of.trained.values()]
         mine = torch.cat([torch.empty(0), *slices])
@@ -123,13 +121,13 @@ def optimizer(of: Zero, rank: int) -> dict[str, Any]:
 
 
 def _states(of: Zero, flat: torch.Tensor) -> dict[str, Any]:
-    """What Adam keeps of a flat tensor, or another optimizer."""
+    """Return what an optimizer keeps of a flat tensor: ``of.states`` times it; {} for none."""
     named = {name: flat * factor for name, factor in of.states.items()}
     return {"step": torch.tensor(3.0), **named} if named else {}
 
 
 def _slice(tensor: torch.Tensor, rank: int, world: int) -> torch.Tensor:
-    """A rank's ``ceil(numel / world)`` elements, the last ones padding."""
+    """Return a rank's ``ceil(numel / world)`` elements, the last ones padding."""
     each = -(-tensor.numel() // world)
     padding = torch.full((each * world - tensor.numel(),), JUNK, dtype=tensor.dtype)
     padded = torch.cat([tensor.reshape(-1), padding])
@@ -137,8 +135,9 @@ def _slice(tensor: torch.Tensor, rank: int, world: int) -> torch.Tensor:
 
 
 def _partition(of: Zero, index: int, rank: int) -> tuple[torch.Tensor, int]:
-    """A rank's piece of a flattened group, and how much of it is padding: a view without that, as
-    DeepSpeed writes it.
+    """Return a rank's piece of a flattened group, and how much of it is padding.
+
+    If ``of.lean``, the piece is without it, as DeepSpeed writes it.
     """
     gaps = of.gaps[index] if of.gaps else [0] * len(of.groups[index])
     pieces = [
@@ -155,7 +154,7 @@ def _partition(of: Zero, index: int, rank: int) -> tuple[torch.Tensor, int]:
 
 
 def expected(of: Zero, dtype: DType) -> Tensors:
-    """What a merge must give."""
+    """Return what a merge must give."""
     keep = dtype == "keep"
     trained = {n: t if keep else own(t) for n, t in of.trained.items()}
     found = {**trained, **of.frozen, **of.buffers}
@@ -163,7 +162,7 @@ def expected(of: Zero, dtype: DType) -> Tensors:
 
 
 def merged(held: MemoryFiles, dtype: DType) -> Tensors:
-    """The output of a merge, read by the safetensors library."""
+    """Return the output of a merge, read by the safetensors library."""
     from safetensors.torch import load
 
     written = Written()
@@ -172,7 +171,7 @@ def merged(held: MemoryFiles, dtype: DType) -> Tensors:
 
 
 def values(shape: tuple[int, ...], seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Numbers that differ from element to element and from tensor to tensor."""
+    """Return numbers that differ from element to element and from tensor to tensor."""
     return (torch.arange(prod(shape), dtype=torch.float32).reshape(shape) + seed / 8).to(dtype)
 
 
@@ -183,7 +182,7 @@ SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple) | st.sampled_from(
 
 @st.composite
 def zeros(draw: st.DrawFn) -> Zero:
-    """Any checkpoint there might be."""
+    """Draw any checkpoint there might be."""
     stage, world = draw(st.sampled_from([1, 2, 3])), draw(st.integers(1, 9))
     shapes_of_groups = st.lists(st.lists(SHAPES, min_size=1, max_size=5), min_size=1, max_size=3)
     groups = [
