@@ -33,9 +33,9 @@ class Built:
 
     def with_state(self, state: object) -> Built:
         """Return a copy with another state."""
-        found = type(self)("", "", state)
-        found.call = self.call
-        return found
+        copy = type(self)("", "", state)
+        copy.call = self.call
+        return copy
 
 
 def _save_built(pickler: Any, obj: Built) -> None:
@@ -84,15 +84,15 @@ def described(
     blobs: Sequence[str] = (),
 ) -> Built:
     """Return what `metadata` returns, before it is pickled."""
-    held: dict[str, object] = {name: _tensor(*tensor) for name, tensor in tensors.items()}
-    held |= {name: Built("metadata", "BytesStorageMetadata", {}) for name in blobs}
+    records: dict[str, object] = {name: _tensor(*tensor) for name, tensor in tensors.items()}
+    records |= {name: Built("metadata", "BytesStorageMetadata", {}) for name in blobs}
     places: dict[object, object] = {}
     for name, (_, _, chunks) in tensors.items():
         for n, chunk in enumerate(chunks):
             index = {"fqn": name, "offset": chunk.offsets, "index": n}
             places[_Key("metadata", "MetadataIndex", index)] = _place(chunk)
     content = {
-        "state_dict_metadata": held,
+        "state_dict_metadata": records,
         "planner_data": paths,
         "storage_data": places,
         "version": "1.0.0",
@@ -144,16 +144,16 @@ def checkpoint(
     ``tensors``: name → (shape, offsets → (sizes, data)). ``options``: those of `metadata`.
     """
     files: dict[str, bytes] = {}
-    where = {}
+    described_tensors = {}
     for name, (shape, boxes) in tensors.items():
         chunks = []
         for rank, (offsets, (sizes, data)) in enumerate(boxes.items()):
-            held, file = item(data, sizes), f"__{rank}_0.distcp"
+            content, file = item(data, sizes), f"__{rank}_0.distcp"
             before = files.get(file, b"")
-            files[file] = before + held
-            chunks.append(Chunk(offsets, sizes, file, len(before), len(held)))
-        where[name] = ("float32", shape, tuple(chunks))
-    files[".metadata"] = metadata(where, **options)
+            files[file] = before + content
+            chunks.append(Chunk(offsets, sizes, file, len(before), len(content)))
+        described_tensors[name] = ("float32", shape, tuple(chunks))
+    files[".metadata"] = metadata(described_tensors, **options)
     return {f"{root}/{name}" if root else name: data for name, data in files.items()}
 
 

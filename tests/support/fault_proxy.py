@@ -87,8 +87,8 @@ class TcpProxy:
         self._accepting.join()
         self._listener.close()
         with self._changed:
-            for one in self._open:
-                _hush(one, socket.SHUT_RDWR)
+            for connection in self._open:
+                _hush(connection, socket.SHUT_RDWR)
 
     def passed(self, count: int, timeout: float) -> bool:
         """Return whether ``count`` bytes of bodies or more go up within ``timeout`` seconds."""
@@ -116,8 +116,8 @@ class TcpProxy:
             self._open |= {client, server}
         try:
             server.connect(self._upstream)
-            for one in (client, server):
-                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for connection in (client, server):
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._talk(client, server)
         except Broken as e:
             how = e.how
@@ -158,14 +158,14 @@ class TcpProxy:
 
     def _send(self, sink: socket.socket, pieces: Iterable[bytes], side: str, told: _Told) -> None:
         """Send all pieces, or as many bytes as the fault lets through; then raise Broken."""
-        mine = told.fault if isinstance(told.fault, Break) and told.fault.side == side else None
-        for piece in _limited(pieces, mine) if mine else pieces:
+        fault = told.fault if isinstance(told.fault, Break) and told.fault.side == side else None
+        for piece in _limited(pieces, fault) if fault else pieces:
             sink.sendall(piece)
             with self._changed:
                 self.bytes[side] += len(piece)
                 self._changed.notify_all()
-        if mine:
-            _break(mine, told.client)
+        if fault:
+            _break(fault, told.client)
 
 
 class HttpProxy(TcpProxy):
@@ -313,13 +313,13 @@ def _wait_for_end(client: socket.socket) -> None:
     poll.poll()
 
 
-def _hush(one: socket.socket, how: int) -> None:
+def _hush(connection: socket.socket, how: int) -> None:
     with contextlib.suppress(OSError):  # the other side was quicker
-        one.shutdown(how)
+        connection.shutdown(how)
 
 
-def _end(one: socket.socket, how: str) -> None:
+def _end(connection: socket.socket, how: str) -> None:
     if how != END:
         # close then sends a reset
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    one.close()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()

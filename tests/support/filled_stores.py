@@ -63,8 +63,8 @@ def manifest_of(
 
 def entry(path: str, data: bytes, at: int = 1000) -> FileEntry:
     """Return what a manifest says of a file."""
-    found = digest_stream([data], len(data))
-    return FileEntry(path, found.size, found.digest, found.block_size, found.blocks, at)
+    digests = digest_stream([data], len(data))
+    return FileEntry(path, digests.size, digests.digest, digests.block_size, digests.blocks, at)
 
 
 def put(store: Store, record: Record) -> str:
@@ -83,9 +83,9 @@ def report_on(
     level: Level = "digest",
 ) -> Report:
     names = tuple(k.name for k in snapshot.manifests)
-    where = (snapshot.run, snapshot.checkpoint, snapshot.location)
-    of = (names, snapshot.model_record_name)
-    return Report(*where, n, level, verdict, *of, 1, tuple(findings), 0.0)
+    save = (snapshot.run, snapshot.checkpoint, snapshot.location)
+    sources = (names, snapshot.model_record_name)
+    return Report(*save, n, level, verdict, *sources, 1, tuple(findings), 0.0)
 
 
 def two_nodes(store: Store, kind: str = "fsdp2", location: str = "checkpoint-4") -> None:

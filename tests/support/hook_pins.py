@@ -23,15 +23,15 @@ def commit(
     """
     fresh = source.parent / "_ckptsync" / "pins" / ".new-hook-1"
     (fresh / "files").mkdir(parents=True)
-    found = walk(source).files
-    for file in found:
+    files = walk(source).files
+    for file in files:
         (fresh / "files" / file.path).parent.mkdir(parents=True, exist_ok=True)
         os.link(source / file.path, fresh / "files" / file.path)
-    told = {f.path: (f.size, f.mtime) for f in found}
+    stats = {f.path: (f.size, f.mtime) for f in files}
     step = int(source.name.rpartition("-")[2])
     write_mark(
         fresh / "commit.json",
-        Commit("train", save, source.name, step, world, (0,), "host", "hf", 0.0, told),
+        Commit("train", save, source.name, step, world, (0,), "host", "hf", 0.0, stats),
     )
     for name, content in (added or {}).items():
         (fresh / "added").mkdir(exist_ok=True)

@@ -58,12 +58,12 @@ def harmless(_request: Request) -> None:
 
 def once(kind: str, fault: Fault, nth: int = 1) -> Plan:
     """Return a plan by which the nth request of a kind ("": any) fails."""
-    seen = 0
+    count = 0
 
     def plan(request: Request) -> Fault | None:
-        nonlocal seen
-        seen += kind in ("", request.kind)
-        return fault if kind in ("", request.kind) and seen == nth else None
+        nonlocal count
+        count += kind in ("", request.kind)
+        return fault if kind in ("", request.kind) and count == nth else None
 
     return plan
 

@@ -46,13 +46,13 @@ def stored(
     content, parts = {}, []
     for number, (offsets, sizes) in enumerate(boxes):
         order = draw(st.permutations(range(len(sizes))))
-        held = values[
+        block = values[
             tuple(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True))
         ].transpose(order)
         skip = draw(st.integers(0, 3))
-        content[str(number)] = b"\xee" * 2 * skip + held.tobytes() + b"\xee" * 5
-        own = [prod(held.shape[d + 1 :]) for d in range(len(order))]
-        strides = tuple(own[order.index(d)] for d in range(len(order)))
+        content[str(number)] = b"\xee" * 2 * skip + block.tobytes() + b"\xee" * 5
+        row_strides = [prod(block.shape[d + 1 :]) for d in range(len(order))]
+        strides = tuple(row_strides[order.index(d)] for d in range(len(order)))
         plain = list(order) == sorted(order)
         parts.append(
             Part(

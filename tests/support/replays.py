@@ -46,14 +46,14 @@ class Script:
 
     def steps(self) -> list[tuple[str, str]]:
         """Return verb and file of each step: a pattern's files come in order of names."""
-        found = []
+        steps = []
         for verb, pattern in (order.split(" ", 1) for order in self.orders):
             names = [pattern]
             if verb in ("write", "swap", "metadata"):
                 names = [n for n in sorted(self.files) if re.fullmatch(pattern, n)]
             assert names, f"{self.checkpoint}: nothing is {pattern}"
-            found += [(verb, name) for name in names]
-        return found
+            steps += [(verb, name) for name in names]
+        return steps
 
 
 class Stage:
@@ -100,9 +100,9 @@ class Stage:
 
     def _write(self, path: Path, content: bytes) -> Iterator[str]:
         within = (folder for folder in path.parents if folder.is_relative_to(self.out))
-        made = [folder for folder in within if not folder.exists()]
-        is_new = made or not path.exists()
-        changed = [path.parent, *(folder.parent for folder in made)] if is_new else []
+        new_folders = [folder for folder in within if not folder.exists()]
+        is_new = new_folders or not path.exists()
+        changed = [path.parent, *(folder.parent for folder in new_folders)] if is_new else []
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb", buffering=0) as file:
             self._passed(path, *changed)

@@ -85,12 +85,12 @@ class Block:
 
 def blocks(text: str) -> list[Block]:
     """Return every fenced block of a document, in order."""
-    found = []
-    for one in _BLOCK.finditer(text):
-        mark, _, about = (one["mark"] or "").partition(":")
-        line = text[: one.start("text")].count("\n")
-        found.append(Block(line, one["language"], one["text"], mark.strip(), about.strip()))
-    return found
+    result = []
+    for match in _BLOCK.finditer(text):
+        mark, _, about = (match["mark"] or "").partition(":")
+        line = text[: match.start("text")].count("\n")
+        result.append(Block(line, match["language"], match["text"], mark.strip(), about.strip()))
+    return result
 
 
 def commands(text: str) -> list[str]:
@@ -104,11 +104,11 @@ def commands(text: str) -> list[str]:
     lines += re.findall(
         r"`([^`\n]+)`", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     )
-    words = (
+    matches = (
         re.fullmatch(r"\s*(?:\$ |sudo )?(?:/opt/ckptsync/bin/)?(ckptsync [a-z-].*)", line)
         for line in lines
     )
-    return [found[1] for found in words if found]
+    return [match[1] for match in matches if match]
 
 
 def has(modules: str) -> str:
@@ -133,8 +133,8 @@ class Location:
         """Copy a checkpoint of two nodes, its parts also in one directory, and its base model."""
         demo = Path(ckptsync.__file__).parent / "demo_data"
         for node in ("node0", "node1"):
-            for where in (node, "out"):
-                shards = self.home / "work" / where / "checkpoint-500"
+            for folder in (node, "out"):
+                shards = self.home / "work" / folder / "checkpoint-500"
                 shutil.copytree(demo / "fsdp2" / node / "checkpoint-4", shards, dirs_exist_ok=True)
         shutil.copytree(demo / "base", self.home / "models" / "base")
 
@@ -204,8 +204,8 @@ class Location:
             self._served.append(self._start(f"exec {self.here(block.text).strip()}", log))
 
     def _check_served(self) -> None:
-        for one in self._served:
-            assert one.poll() is None, f"ended with {one.returncode}\n{self._logs()}"
+        for process in self._served:
+            assert process.poll() is None, f"ended with {process.returncode}\n{self._logs()}"
 
     def _logs(self) -> str:
         logs = sorted(self.home.glob("served-*.log"))
@@ -222,7 +222,7 @@ class Location:
         """Return what commands of the document are run with."""
         others = ("CKPTSYNC_", "RANK", "WORLD_SIZE", "LOCAL_")
         clean = {k: v for k, v in os.environ.items() if not k.startswith(others)}
-        own = {
+        changes = {
             "HOME": str(self.home),
             "XDG_CACHE_HOME": f"{self.home}/cache",
             # DeepSpeed's; a killed compiler leaves a lock
@@ -230,7 +230,7 @@ class Location:
             "PATH": f"{self.home}/bin:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
         }
-        return clean | QUICK | TRAINING | own
+        return clean | QUICK | TRAINING | changes
 
 
 @contextlib.contextmanager
@@ -241,12 +241,12 @@ def location(home: Path) -> Iterator[Location]:
     for name, text in PROGRAMS.items():
         (home / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
         (home / "bin" / name).chmod(0o755)
-    made = Location(home)
+    result = Location(home)
     try:
-        yield made
+        yield result
     finally:
-        for one in made._served:
-            end(one)
+        for process in result._served:
+            end(process)
 
 
 def end(started: subprocess.Popen[str]) -> None:

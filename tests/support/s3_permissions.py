@@ -106,10 +106,10 @@ def needed(head: list[bytes]) -> Iterator[Asked]:
 def policy(name: str, bucket: str = "BUCKET", prefix: str = "PREFIX") -> list[Statement]:
     """Return the statements of ``configs/s3-<name>.json`` for a bucket and a prefix."""
     text = (CONFIGS / f"s3-{name}.json").read_text()
-    found: list[Statement] = json.loads(text.replace("BUCKET", bucket).replace("PREFIX", prefix))[
-        "Statement"
-    ]
-    return found
+    statements: list[Statement] = json.loads(
+        text.replace("BUCKET", bucket).replace("PREFIX", prefix)
+    )["Statement"]
+    return statements
 
 
 def is_allowed(asked: Asked, statements: Iterable[Statement]) -> bool:
@@ -120,7 +120,7 @@ def is_allowed(asked: Asked, statements: Iterable[Statement]) -> bool:
 
 def refused(asked: Iterable[Asked], statements: list[Statement]) -> list[Asked]:
     """Return those that are not allowed."""
-    return [one for one in asked if not is_allowed(one, statements)]
+    return [permission for permission in asked if not is_allowed(permission, statements)]
 
 
 def without(action: str, statements: Iterable[Statement]) -> list[Statement]:
@@ -163,8 +163,8 @@ def _holds(operator: str, key: str, values: list[str], facts: Mapping[str, str])
 
 def _matches(pattern: str, text: str) -> bool:
     """Return whether a pattern matches: ``*`` is any characters, slashes too, ``?`` one."""
-    words = "".join({"*": ".*", "?": "."}.get(c, re.escape(c)) for c in pattern)
-    return re.fullmatch(words, text, re.DOTALL) is not None
+    expression = "".join({"*": ".*", "?": "."}.get(c, re.escape(c)) for c in pattern)
+    return re.fullmatch(expression, text, re.DOTALL) is not None
 
 
 def _list(value: str | list[str]) -> list[str]:

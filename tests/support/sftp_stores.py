@@ -37,11 +37,11 @@ def served(path: Path, *faults: str, limits: Limits = SOON) -> SftpStore:
 
 def through(port: int, home: Path, limits: Limits) -> Store:
     """Return a store in ``home/root``, which the tests' own sshd serves, behind a proxy's port."""
-    server, root, known = sshd(), home / "root", home / "known_hosts"
+    server, root, known_hosts = sshd(), home / "root", home / "known_hosts"
     root.mkdir(exist_ok=True)
-    known.write_text(server.known_hosts.read_text().replace(f":{server.port} ", f":{port} "))
+    known_hosts.write_text(server.known_hosts.read_text().replace(f":{server.port} ", f":{port} "))
     url = f"sftp://{server.user}@127.0.0.1:{port}{root}"
-    return open_any(url, server.options_with(known_hosts=known), limits)
+    return open_any(url, server.options_with(known_hosts=known_hosts), limits)
 
 
 def program(*faults: str) -> Sequence[str]:

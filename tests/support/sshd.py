@@ -179,12 +179,12 @@ def wanted() -> None:
 @functools.cache
 def _program() -> tuple[str, dict[str, str]]:
     """Return where sshd is, "" if nowhere, and its environment."""
-    for found in ("/usr/sbin/sshd", shutil.which("sshd") or "", "/usr/local/sbin/sshd"):
-        if found and os.access(found, os.X_OK):
+    for path in ("/usr/sbin/sshd", shutil.which("sshd") or "", "/usr/local/sbin/sshd"):
+        if path and os.access(path, os.X_OK):
             if os.getuid() == 0:
                 # started by root it wants to give up its privileges there
                 Path("/run/sshd").mkdir(exist_ok=True)
-            return str(found), dict(os.environ)
+            return str(path), dict(os.environ)
     unpacked = _LOCAL / "usr/sbin/sshd"
     libraries = ":".join(
         map(str, [*_LOCAL.glob("usr/lib/*-linux-*"), *_LOCAL.glob("lib/*-linux-*")])
@@ -205,8 +205,8 @@ def _keygen(path: Path) -> None:
 def _answers(port: int, process: subprocess.Popen[bytes]) -> bool:
     deadline = time.monotonic() + 240
     while time.monotonic() < deadline and process.poll() is None:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1) as s:
-            return s.recv(4) == b"SSH-"
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1) as connection:
+            return connection.recv(4) == b"SSH-"
         time.sleep(0.01)
     return False
 

@@ -33,7 +33,7 @@ def ran(
     **variables: str,
 ) -> subprocess.CompletedProcess[str]:
     """Run a Python, with directories before its own packages and variables; return how it ended."""
-    told = {
+    environment = {
         **CLEAN,
         **({"PYTHONPATH": os.pathsep.join(map(str, path))} if path else {}),
         **variables,
@@ -44,6 +44,6 @@ def ran(
         text=True,
         check=False,
         cwd=cwd,
-        env=told,
+        env=environment,
         timeout=3600,
     )

@@ -83,8 +83,8 @@ def other(files: dict[str, bytes]) -> dict[str, bytes]:
 
 def seen(out: Path) -> LocalSave:
     """Return the only save of an output directory, pinned."""
-    (one,) = list_and_pin_saves(RunDir("run", out), Pinner("n0", lambda *_: False)).saves
-    return one
+    (save,) = list_and_pin_saves(RunDir("run", out), Pinner("n0", lambda *_: False)).saves
+    return save
 
 
 def context(store: Store, node: str = "n0") -> UploadContext:
@@ -120,27 +120,38 @@ def kept(store: Store) -> dict[str, dict[str, dict[str, bytes]]]:
 
     Fails if a file that a manifest names is missing, or has other bytes.
     """
-    found: dict[str, dict[str, dict[str, bytes]]] = {}
+    stored: dict[str, dict[str, dict[str, bytes]]] = {}
     for location in {k.manifest.location for k in manifests(store)}:
         assert explain_conflict(location, manifests(store)) == ""
         for path, every in locate_files(
             k.manifest for k in manifests(store) if k.manifest.location == location
         ).items():
-            for at in every:
-                data = read_all(store, at.name)
-                assert digest(data) == at.entry.digest, at.name
-                for node in at.nodes:
-                    found.setdefault(location, {}).setdefault(node, {})[path] = data
-    return found
+            for copy in every:
+                data = read_all(store, copy.name)
+                assert digest(data) == copy.entry.digest, copy.name
+                for node in copy.nodes:
+                    stored.setdefault(location, {}).setdefault(node, {})[path] = data
+    return stored
 
 
 def damaged(store: Store, n: int, *names: str) -> str:
     """Report files as damaged; return the report's name."""
-    its = tuple(k.name for k in manifests(store))
+    manifest_names = tuple(k.name for k in manifests(store))
     findings = tuple(VerifyFinding("digest", name, "") for name in names)
     return put(
         store,
-        Report("run", "checkpoint-4", "checkpoint-4", n, "digest", "damaged", its, "", 0, findings),
+        Report(
+            "run",
+            "checkpoint-4",
+            "checkpoint-4",
+            n,
+            "digest",
+            "damaged",
+            manifest_names,
+            "",
+            0,
+            findings,
+        ),
     )
 
 

@@ -92,20 +92,20 @@ def optimizer(of: Zero, rank: int) -> dict[str, Any]:
     """Return a rank's optimizer state."""
     if of.stage == 3:
         slices = [_slice(t, rank, of.world) for t in of.trained.values()]
-        mine = torch.cat([torch.empty(0), *slices])
-        cuts = sorted({0, len(mine), *(int(c * len(mine)) for c in of.cuts)})
-        groups = [mine[a:b].clone() for a, b in pairwise(cuts)] or [mine]
-        held = {n: _states(of, group) for n, group in enumerate(groups)}
+        flat = torch.cat([torch.empty(0), *slices])
+        cuts = sorted({0, len(flat), *(int(c * len(flat)) for c in of.cuts)})
+        groups = [flat[a:b].clone() for a, b in pairwise(cuts)] or [flat]
+        states = {n: _states(of, group) for n, group in enumerate(groups)}
         return {
             "fp32_flat_groups": groups,
             "zero_stage": 3,
             "partition_count": of.world,
-            "optimizer_state_dict": {"state": held, "param_groups": PARAM_GROUPS},
+            "optimizer_state_dict": {"state": states, "param_groups": PARAM_GROUPS},
         }
-    found = [_partition(of, index, rank) for index in range(len(of.groups))]
+    partitions = [_partition(of, index, rank) for index in range(len(of.groups))]
     state = {
-        "single_partition_of_fp32_groups": [tensor for tensor, _ in found],
-        "group_paddings": [padding for _, padding in found],
+        "single_partition_of_fp32_groups": [tensor for tensor, _ in partitions],
+        "group_paddings": [padding for _, padding in partitions],
         "zero_stage": of.stage,
         "partition_count": [of.world] * len(of.groups),
         "base_optimizer_state": {
@@ -149,24 +149,24 @@ def _partition(of: Zero, index: int, rank: int) -> tuple[torch.Tensor, int]:
     padded = torch.cat([flat, torch.full((of.extra + -(len(flat) + of.extra) % of.world,), JUNK)])
     each = len(padded) // of.world
     padding = max(0, min(each, (rank + 1) * each - len(flat)))
-    mine = padded[rank * each : (rank + 1) * each].clone()
-    return (mine[: each - padding], padding) if of.lean else (mine, padding)
+    piece = padded[rank * each : (rank + 1) * each].clone()
+    return (piece[: each - padding], padding) if of.lean else (piece, padding)
 
 
 def expected(of: Zero, dtype: DType) -> Tensors:
     """Return what a merge must give."""
     keep = dtype == "keep"
     trained = {n: t if keep else own(t) for n, t in of.trained.items()}
-    found = {**trained, **of.frozen, **of.buffers}
-    return found | {name: found[stored] for name, stored in of.tied.items()}
+    tensors = {**trained, **of.frozen, **of.buffers}
+    return tensors | {name: tensors[stored] for name, stored in of.tied.items()}
 
 
-def merged(held: MemoryFiles, dtype: DType) -> Tensors:
+def merged(sources: MemoryFiles, dtype: DType) -> Tensors:
     """Return the output of a merge, read by the safetensors library."""
     from safetensors.torch import load
 
     written = Written()
-    consolidate(held, written.write, MergeOptions(dtype))
+    consolidate(sources, written.write, MergeOptions(dtype))
     return load(written["model.safetensors"]) if written else {}
 
 
