@@ -180,7 +180,8 @@ def check_gpu_count(node: NodeFacts) -> Iterator[Finding]:
 def check_gpu_names(node: NodeFacts) -> Iterator[Finding]:
     """Yield a failure for each variable that names a missing GPU, or one twice.
 
-    The variables are CUDA_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES; nothing once the node trains.
+    The variables are CUDA_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES; nothing if the GPUs are not
+    known, or in a process of Ray's or a training's.
     """
     gpu_count = len(node.gpus or ())
     for name in _VISIBLE[:2] if node.gpus is not None and not node.within else ():
@@ -217,7 +218,10 @@ def check_torch_build(node: NodeFacts) -> Iterator[Finding]:
 
 
 def compare_gpus(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Yield a failure if some nodes see GPUs and others see none."""
+    """Yield a failure if some nodes see GPUs and others see none.
+
+    Nodes in Ray or in training, or with unknown GPUs, are not compared.
+    """
 
     def show_visible(node: NodeFacts) -> str:
         """Return the number of visible GPUs; "" for none."""
@@ -246,9 +250,9 @@ def compare_gpu_models(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
 def compare_ranks(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
     """Yield a finding if not all nodes would start the same number of ranks.
 
-    It is a warning, since torchrun trains with different numbers; it is a failure if LLaMA-Factory
-    would train alone on a node, since it calls torchrun only where a node sees
-    several GPUs or FORCE_TORCHRUN is set.
+    It is a warning, since torchrun trains with different numbers.  It is a failure if LLaMA-Factory
+    would train alone on a node: it calls torchrun only where a node sees several GPUs or
+    FORCE_TORCHRUN is set.  Nodes in Ray or in training, or with unknown GPUs, are not compared.
     """
     judged = [n for n in nodes if n.gpus is not None and not n.within and not n.is_on("USE_RAY")]
     if len({_processes(node) for node in judged}) < 2:
@@ -317,7 +321,7 @@ _IDENTITIES: tuple[tuple[str, Callable[[NodeFacts], str], str, str], ...] = (
 
 
 def compare_identities(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Yield a warning if two machines share a host name, a machine id or an address."""
+    """Yield a warning if two machines (two boots) share a host name, a machine id or an address."""
     for subject, value, why, hint in _IDENTITIES:
         for shared, names in group_by((n for n in nodes if value(n)), value).items():
             if len({node.boot for node in nodes if node.name in names and node.boot}) > 1:
@@ -326,7 +330,10 @@ def compare_identities(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
 
 
 def compare_output_dirs(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Yield a warning if output directories have different paths on two machines."""
+    """Yield a warning if output directories have different paths on two nodes.
+
+    Nothing if all nodes are one machine, or for nodes without any.
+    """
     if not share_a_network(nodes):
         yield from find_difference(
             warn,
@@ -347,10 +354,10 @@ def compare_disks(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
 
 
 def _compare_disk(path: str, nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Yield what is wrong with one output path, by the tokens that nodes wrote and saw there.
+    """Yield the first thing that is wrong with one output path, by the tokens that nodes saw there.
 
-    That is: some nodes share a disk and others do not; only some have a server's file system;
-    different users write to a shared one; every node saves there (save_on_each_node).
+    In this order: some nodes share a disk and others do not; only some have a server's file system;
+    different users write to a shared one (a warning); every node saves there (save_on_each_node).
     """
     names, shared, is_apart = tuple(node.name for node in nodes), set[str](), False
     for a, b in combinations(nodes, 2):
@@ -403,7 +410,7 @@ def parse_version(text: str) -> tuple[int, ...]:
 
 
 def _overrides(node: NodeFacts) -> str:
-    """Return the versions, else the paths, of the libnccl that replace torch's own."""
+    """Return the versions, else the paths, of the libnccl that replace torch's own, with commas."""
     return ", ".join(match[1] if (match := _NCCL.search(path)) else path for path in node.overrides)
 
 
@@ -439,8 +446,8 @@ _BUILDS: tuple[tuple[str, Callable[[NodeFacts], str], str], ...] = (
 def compare_versions(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
     """Yield a finding for each library, and the driver, whose version differs between nodes.
 
-    The level is that of the tables `_BUILDS`, `_FAILING` and `_WARNING`.  Nodes count whose
-    training's Python was probed.
+    It is a failure for those of `_BUILDS` and `_FAILING`, else a warning.  Nodes count whose
+    training's Python was probed; one without a library differs from one that has it.
     """
 
     def of(name: str) -> Callable[[NodeFacts], str]:
@@ -463,7 +470,10 @@ def compare_versions(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
 
 
 def check_transformers(node: NodeFacts) -> Iterator[Finding]:
-    """Yield a warning for versions of transformers that leave out files on nodes but the first."""
+    """Yield a warning for versions of transformers that leave out files on nodes but the first.
+
+    From 5.15 on with save_on_each_node, from 4.36 to 4.38 if NNODES is not 1.
+    """
     text = node.versions.get("transformers", "")
     if parse_version(text) >= (5, 15) and is_true(node.training.get("save_on_each_node", "")):
         what = f"true, with transformers {text}"

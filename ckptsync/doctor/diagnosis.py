@@ -88,11 +88,12 @@ class Diagnosis:
 def examine(
     request: DoctorRequest, progress: Callable[[published_facts.Arrived], object]
 ) -> Diagnosis:
-    """Run all checks on this node, and return the diagnosis.
+    """Run all checks on this node, and return the diagnosis.  May take minutes.
 
-    With ``publishes``, if the store can be used, writes its facts and findings there; with ``wait``
-    or ``compares`` it is then compared with other nodes.  ``progress`` is called when a node
-    arrives.
+    It runs the Python that trains, and writes and removes small files in the output directories and
+    the store.  With ``publishes``, if the store can be used, it writes its facts and findings
+    there; with ``wait`` or ``compares`` it then compares other nodes.  ``progress`` is called at
+    arrivals.
     """
     config, target = request.config, request.target
     local_findings = (
@@ -125,7 +126,8 @@ def examine(
 def check_runs(config: Config, output_dirs: Sequence[Path] = ()) -> Iterator[Finding]:
     """Yield a finding for each directory that the worker cannot serve.
 
-    The directories are those that `worker.runs` matches, and ``output_dirs``.
+    Failures: those that `worker.runs` matches and that are left out, and ``output_dirs`` that it
+    does not match.  Warnings: paths of `worker.runs` below a directory that this user cannot reach.
 
     ``output_dirs``: directories that exist, or that trainings will make.
     """
@@ -196,11 +198,13 @@ def _facts(request: DoctorRequest, clock: float | None) -> tuple[dict[str, Any],
     """Return this node's facts, and a finding if they are not those of the training's Python.
 
     On a machine without the role worker, which does not train, only its name and clock are
-    returned, unless they are published.  ``clock``: seconds by which it is ahead of the store.
+    returned, unless they are published.  The finding is a failure if the Python cannot be run,
+    whose facts are then empty; a warning if it is to be published without torch. ``clock``: see
+    `Checked`.
     """
     if request.config and "worker" not in request.config.roles and not request.publishes:
         return {"node": request.node, "clock": clock}, []
-    more = {"training": dict(request.training), "clock": clock, "job": request.job}
+    request_facts = {"training": dict(request.training), "clock": clock, "job": request.job}
     pythons = (
         [request.python] if request.python else training_facts.find_pythons(request.environment)
     )
@@ -217,47 +221,48 @@ def _facts(request: DoctorRequest, clock: float | None) -> tuple[dict[str, Any],
         unknown = {"python": "", "prefix": "", "versions": {}, "builds": {}}
         why = "doctor cannot check the libraries and the GPUs of the training"
         finding = refusal(e, "python", request.python or "--python", why)
-        return {**probe.gather(node=request.node), **unknown, **more}, [finding]
-    for path, about in facts["output_dirs"].items():
+        return {**probe.gather(node=request.node), **unknown, **request_facts}, [finding]
+    for path, output_dir in facts["output_dirs"].items():
         mount = mount_of(path)
-        about["server"] = mount.kind if mount.is_remote else ""
+        output_dir["server"] = mount.kind if mount.is_remote else ""
     if not request.publishes or facts["versions"].get("torch"):
-        return {**facts, **more}, []
+        return {**facts, **request_facts}, []
     why = "doctor compares the versions of this Python, and another one trains"
     hint = "activate the training's environment, or name its Python with --python"
     finding = warn("no-torch", facts["prefix"], "no torch is installed there", why=why, hint=hint)
-    return {**facts, **more}, [finding]
+    return {**facts, **request_facts}, [finding]
 
 
 def _publish(
     request: DoctorRequest,
     diagnosis: Diagnosis,
     store: Store,
-    own: Mapping[str, Any],
+    own_facts: Mapping[str, Any],
     progress: Callable[[published_facts.Arrived], object],
 ) -> Diagnosis:
     """Publish this node's facts in the store; return the diagnosis with the findings of that.
 
-    With ``wait``, wait for the other nodes of the launch and compare them; else compare with those
-    that published lately, if ``compares``.  An error of either is a finding.
+    With ``wait``, wait for the other nodes of the launch, and compare them: these findings replace
+    this node's, which are among them.  Else compare with those that published lately, if
+    ``compares``.  An error of either is a failure.
     """
     name, nodes = published_facts.launch_name(request.node), diagnosis.nodes
     findings, why = diagnosis.findings, "other nodes cannot be compared with this one"
     try:
         if request.wait:
-            arrived = published_facts.meet(store, own, request.nnodes, request.wait, progress)
+            arrived = published_facts.meet(store, own_facts, request.nnodes, request.wait, progress)
             nodes, findings = names(arrived.nodes), _compare_launch(arrived, request.wait)
         else:
-            published_facts.publish(store, own)
+            published_facts.publish(store, own_facts)
     except CkptsyncError as e:
         refused = refusal(e, "not-published", diagnosis.store, why).on(request.node)
         return replace(diagnosis, findings=in_order([*findings, refused]))
     if request.compares and not request.wait:
         try:
-            nodes, more = _compare_all(request, store, own["clock"] or 0.0)
+            nodes, comparison = _compare_all(request, store, own_facts["clock"] or 0.0)
         except StoreError as e:
-            more = [refusal(e, "unreadable-facts", diagnosis.store, why).on(request.node)]
-        findings = in_order([*findings, *more])
+            comparison = [refusal(e, "unreadable-facts", diagnosis.store, why).on(request.node)]
+        findings = in_order([*findings, *comparison])
     return replace(diagnosis, nodes=nodes, findings=findings, published=name)
 
 
@@ -288,7 +293,8 @@ def _compare_launch(arrived: published_facts.Arrived, wait: float) -> tuple[Find
 def compare_published(request: DoctorRequest) -> Diagnosis:
     """Compare the nodes that have published in a store, and those that train now.
 
-    Raises ConfigError if the store is missing, or has no facts younger than ``max_age``.
+    Raises ConfigError if the store is missing, or has no facts younger than ``max_age``;
+    StoreError.
     """
     target = request.named_store()
     store = store_checks.open_unchecked(target)
@@ -312,11 +318,12 @@ def _compare_all(
 ) -> tuple[tuple[str, ...], list[Finding]]:
     """Compare the nodes of each job that published lately, and those of each run that trains now.
 
-    Return the nodes' names and the findings.  ``clock``: seconds by which this node's clock is
-    ahead of the store's.  Raises StoreError.
+    Return the nodes' names and the findings: also those that nodes published about themselves,
+    unread files, and a warning if there is only one node.  ``clock``: seconds by which this node's
+    clock is ahead of the store's.  Raises StoreError.
     """
     now = time.time() - clock
-    facts, odd = published_facts.read_published(store, now, request.max_age)
+    facts, errors = published_facts.read_published(store, now, request.max_age)
     job_facts = [node for node in facts if not request.job or node.get("job") == request.job]
     running = published_facts.group_trainings(
         published_facts.read_living(store, now, request.max_age)
@@ -337,7 +344,7 @@ def _compare_all(
             warn("one-node", store.url, what, why=why, hint=hint, nodes=names(compared))
         )
     why = "that node is not compared"
-    findings += [refusal(e, "unreadable-facts", store.url, why) for e in odd]
+    findings += [refusal(e, "unreadable-facts", store.url, why) for e in errors]
     return names(compared), findings
 
 

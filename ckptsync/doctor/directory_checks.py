@@ -43,7 +43,7 @@ _AS_TRAINER = "run the worker as the user who trains (`ckptsync help service`)"
 
 
 def check_answers(*paths: object) -> None:
-    """Raise StoreError if the file system of a path does not answer within `PATIENCE`.
+    """Raise StoreError if a path's file system does not answer within `PATIENCE`, for all paths.
 
     A hard NFS mount never answers once its server is dead, and a process that calls it cannot
     always be killed; so a child process calls statvfs(2) for each path.  A path counts up to its
@@ -118,7 +118,7 @@ def reason(e: OSError) -> str:
 
 
 def check_output_dirs(paths: Sequence[Path], expected: int = 0) -> Iterator[Finding]:
-    """Yield the findings on output directories, whether they exist yet or not.
+    """Yield the findings on output directories; of a missing one, on its mount and free space.
 
     ``expected``: bytes of a checkpoint, used while none is saved; 0 if unknown.
     """
@@ -135,7 +135,11 @@ def check_output_dirs(paths: Sequence[Path], expected: int = 0) -> Iterator[Find
 
 
 def check_output_dir(path: Path, expected: int = 0) -> Iterator[Finding]:
-    """Yield the findings on an output directory that exists; if `check_root` warns, only that."""
+    """Yield the findings on an output directory that exists; if `check_root` warns, only that.
+
+    Checks the mount, events, rights to pin and read, and space; makes and removes small files.
+    Ends if the path cannot be reached.
+    """
     try:
         path.stat()
     except OSError as e:
@@ -160,7 +164,7 @@ def check_output_dir(path: Path, expected: int = 0) -> Iterator[Finding]:
 
 
 def newest_checkpoint(path: Path) -> ListedCheckpoint | None:
-    """Return the newest checkpoint that has files; None if there is none or it cannot be listed."""
+    """Return the checkpoint with the newest file; None if there is none or it cannot be listed."""
     try:
         listed = [list_checkpoint(directory) for directory in find_checkpoint_dirs(path)]
     except CkptsyncError:
@@ -177,8 +181,8 @@ def size_of(checkpoint: ListedCheckpoint) -> int:
 def expected_size(model: str, training: Mapping[str, str]) -> int:
     """Return the bytes of a checkpoint of the whole model with its optimizer; 0 if unknown.
 
-    Unknown if only a part of the model is trained, or its directory has no safetensors.
-    ``training``: the values in the training's file.
+    That is `_STATES` times the model's safetensors.  Unknown if only a part of the model is
+    trained, or they cannot be found.  ``training``: the values in the training's file.
     """
     # LLaMA-Factory's default is lora
     default = "full" if "model_name_or_path" not in training else "lora"
@@ -219,7 +223,7 @@ def _opened_spool(path: Path) -> Iterator[tuple[int, int]]:
 def _check_pins(path: Path, newest: ListedCheckpoint | None) -> Iterator[Finding]:
     """Yield a failure if a new file of the output directory cannot be linked into its spool.
 
-    Tries it with a file that is removed again; then checks the owner.
+    Tries it with a file that is removed again.  Then yields what `_check_owner` yields.
     """
     trial, made_by = f"{_TRIAL}{secrets.token_hex(8)}", None
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -266,8 +270,8 @@ def _check_owner(
 ) -> Iterator[Finding]:
     """Yield a failure if the output directory is another user's; nothing after the first save.
 
-    ``made_by``: the owner of the trial file, which a server or a mount may decide; None if none
-    could be made.
+    Root's counts as ours if a file could be made there.  ``made_by``: the owner of the trial file,
+    which a server or a mount may decide; None if none could be made.
     """
     owner, uid = path.stat().st_uid, os.geteuid()
     # root's, where all may write, is anybody's
@@ -281,7 +285,8 @@ def _check_owner(
 def _check_readable(path: Path, newest: ListedCheckpoint | None) -> Iterator[Finding]:
     """Yield a failure if a file of the newest checkpoint cannot be opened.
 
-    Without a checkpoint, yield one if the path cannot be listed.  Ends at the first failure.
+    Tries `_MOST_FILES`, up to the first failure. Without a checkpoint, yields one for a path
+    without read permission.
     """
     if newest is None and not os.access(path, os.R_OK):
         yield fail("output-unreadable", path, "cannot be listed", why=_UNSEEN, hint=_AS_TRAINER)
@@ -300,7 +305,10 @@ def _check_readable(path: Path, newest: ListedCheckpoint | None) -> Iterator[Fin
 
 
 def _check_linkable(path: Path, newest: ListedCheckpoint) -> Iterator[Finding]:
-    """Yield a failure if a file of the newest checkpoint cannot be linked into the spool."""
+    """Yield a failure if this user may not link the newest checkpoint's first file into the spool.
+
+    The link is removed again.  Other errors are those of `_check_pins`, and yield nothing.
+    """
     file, trial = newest.files[0].path, f"{_TRIAL}{secrets.token_hex(8)}"
     try:
         with _opened_spool(path) as (_, spool), opened_parent(newest.path, file) as (above, name):
@@ -348,7 +356,9 @@ def check_space(
 ) -> Iterator[Finding]:
     """Yield a finding if two checkpoints as large as the newest, or as ``expected``, do not fit.
 
-    Bytes and inodes are compared.  Yields nothing if the file system does not say its size.
+    A failure for the newest's size, a warning for ``expected``.  If neither is known, a warning
+    below `_LEAST` bytes, a failure below `_NOTHING`. Too few inodes are a failure.  Nothing if the
+    size is unknown.
     """
     try:
         room = os.statvfs(path)

@@ -72,9 +72,9 @@ _RANK_HINT = "number the nodes from 0 on, each once"
 
 
 def compare_counts(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Yield a failure if facts of more or fewer nodes were published than NNODES says.
+    """Yield a failure if more or fewer nodes published facts than NNODES, the greatest, says.
 
-    Yields nothing under Ray or in a training that has begun.
+    Fewer are none in an elastic launch.  Yields nothing under Ray or in a training that has begun.
     """
     if any(node.within for node in nodes):
         return
@@ -93,7 +93,7 @@ def compare_counts(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
 def compare_variables(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
     """Yield a failure if a launch variable differs between nodes, or two nodes have one NODE_RANK.
 
-    Yields nothing under Ray or in a training that has begun.
+    Also what `_compare_world` yields.  Yields nothing under Ray or in a training that has begun.
     """
     if any(node.within for node in nodes):
         return
@@ -114,7 +114,7 @@ def compare_variables(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
 def _compare_world(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
     """Yield a failure if WORLD_SIZE is neither the sum of NPROC_PER_NODE nor the number of nodes.
 
-    Yields nothing unless all nodes published both.
+    Yields nothing unless it has one value, each node has NPROC_PER_NODE, and NNODES published.
     """
     worlds = {world for n in nodes if (world := n.variable("WORLD_SIZE")).isdecimal()}
     each = [n.variable("NPROC_PER_NODE") for n in nodes]
@@ -129,7 +129,7 @@ def _compare_world(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
 def _mean_the_same(name: str, nodes: Sequence[NodeFacts]) -> bool:
     """Return whether a variable means the same on all nodes, even if its texts differ.
 
-    A switch may be written in two ways, and a host as its name or its address.
+    A switch may be written in two ways, and a host as its name or its address.  Else False.
     """
     if name in _SWITCHES:
         return len({node.is_on(name) for node in nodes}) == 1
@@ -167,13 +167,16 @@ def _check_missing(node: NodeFacts, nodes: Sequence[NodeFacts]) -> Iterator[Find
     for name, why in _NEEDED.items():
         if not node.variable(name):
             is_read = "llamafactory" in node.versions or any(n.variable(name) for n in nodes)
-            level, where = (fail, "") if is_read else (warn, ", or give it on the command line")
-            hint = f"export {name} before the launch{where}"
+            level, option = (fail, "") if is_read else (warn, ", or give it on the command line")
+            hint = f"export {name} before the launch{option}"
             yield level("launch-missing", name, "not set", why=f"{why}: {_WAITS}", hint=hint)
 
 
 def _check_master(node: NodeFacts, nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Yield a failure if MASTER_ADDR is not node 0's own address, or its port cannot be used."""
+    """Yield a failure if MASTER_ADDR is not node 0's own address, or its port cannot be used.
+
+    At most one: unknown, loopback, not node 0's, taken (on node 0), or silent (on the others).
+    """
     address, port = node.variable("MASTER_ADDR"), node.variable("MASTER_PORT")
     addresses, is_one_machine = ", ".join(node.master), len(nodes) > 1 and share_a_network(nodes)
     is_loop = node.master and all(map(is_loopback, node.master))
@@ -217,8 +220,8 @@ def _is_elastic(node: NodeFacts) -> bool:
 def _is_own_name(address: str, node: NodeFacts) -> bool:
     """Return whether an address is node 0's own name, on node 0.
 
-    Debian calls its own name 127.0.1.1: rank 0 listens on all addresses there, and each other node
-    looks the name up for itself.
+    Up to the first dot. Debian calls its own name 127.0.1.1: rank 0 listens on all addresses there,
+    and each other node looks the name up for itself.
     """
     host, master = (name.partition(".")[0].lower() for name in (node.host, address))
     is_first = node.variables.get("NODE_RANK", "0") == "0"
@@ -240,7 +243,11 @@ def _names(nodes: Sequence[NodeFacts]) -> tuple[str, ...]:
 
 
 def check_interfaces(node: NodeFacts) -> Iterator[Finding]:
-    """Yield a failure if an interface in a variable does not exist, is down or has no address."""
+    """Yield a failure if an interface in a variable does not exist, is down or has no address.
+
+    Those that Gloo or TensorPipe names must all exist; one that is up and has an address is
+    enough.  Yields nothing without facts about them.
+    """
     show = "name the interface that `ip -br addr` shows with this node's address"
     for name in _INTERFACES if node.interfaces else ():
         if not (text := node.variable(name)):
@@ -338,9 +345,9 @@ def _variable(name: str, default: str = "") -> Callable[[NodeFacts], str]:
 
 
 def _link(variable: str, key: str, node: NodeFacts) -> str:
-    """Return the MTU or the speed of the interfaces that a variable names and that are up.
+    """Return the MTU or the speed of the interfaces that a variable names and that are not down.
 
-    "" for a variable with ``^``, since it is unknown which of the others is used.
+    Several have commas. "" for a variable with ``^``, of which it is unknown what it chooses.
     """
     text = node.variable(variable)
     chosen = _chosen(variable, node) if text and not text.startswith("^") else []
@@ -350,7 +357,7 @@ def _link(variable: str, key: str, node: NodeFacts) -> str:
 
 
 def _chosen(variable: str, node: NodeFacts) -> list[str]:
-    """Return the existing interfaces that a variable chooses.
+    """Return the existing interfaces that a variable, which must be set, chooses; sorted.
 
     NCCL takes names as prefixes, unless ``=`` precedes them, and all but these after ``^``; Gloo
     and TensorPipe take names.

@@ -46,9 +46,10 @@ def is_script(name: str, text: str) -> bool:
 
 
 def read_script(text: str, environment: Mapping[str, str]) -> LaunchScript:
-    """Return the options and configuration files in all commands of a script.
+    """Return the options and configuration files in all commands of a script, which is not run.
 
-    An option is ``name=value``, ``--name=value``, ``++name=value`` or ``--name value``.
+    An option is ``name=value``, ``--name=value``, ``++name=value`` or ``--name value``; the last of
+    a name counts.  Files are words or values that end with `_CONFIGURATION`.  `cd` counts.
     """
     script, variables, home = LaunchScript(), dict(environment), ""
     words = _words(text, variables)
@@ -68,7 +69,11 @@ def read_script(text: str, environment: Mapping[str, str]) -> LaunchScript:
 
 
 def _add_option(script: LaunchScript, option: str, value: str, home: str) -> None:
-    """Add an option, and a configuration that is its value; ``home``: where `cd` has led."""
+    """Add an option to ``script``, and a configuration that is its value to the script's files.
+
+    Its name gets ``_`` for ``-``; those of `_OUTPUT_DIR` become ``output_dir``.  ``home``: where
+    `cd` has led, to which these paths are relative.
+    """
     name = option.replace("-", "_")
     name = "output_dir" if name in _OUTPUT_DIR else name
     if name == "output_dir":

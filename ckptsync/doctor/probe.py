@@ -72,7 +72,9 @@ def gather(
     model: str = "",
     tokens: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return the facts of this machine and this Python.
+    """Return the facts of this machine and this Python.  May take a minute.
+
+    It looks names up, connects to MASTER_ADDR, may run nvidia-smi, and writes tokens (`leave`).
 
     Args:
         output_dirs: output directories, whether they exist or not.
@@ -126,8 +128,9 @@ def gather(
 
 
 def read_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables by which nodes find each other; none that could be a secret.
+    """Return the variables by which nodes find each other, cut to `_LONGEST` characters.
 
+    What may be a secret is left out: names like KEY or TOKEN, values with ``://`` or ``@``.
     Variables in NCCL's own files count unless the environment has them.
     """
     names, variables = {*LAUNCH, *MASTER, *DEVICES, *OTHERS}, {}
@@ -150,7 +153,7 @@ def find_overrides(environment: Mapping[str, str]) -> list[str]:
 def leave(output_dirs: Iterable[str], node: str) -> dict[str, str]:
     """Write a random token beside each directory; return the tokens that were written, by path.
 
-    Nodes that see a token share the directory.
+    Makes directories for them; one that cannot be written has none. Nodes that see one share it.
     """
     name, tokens = re.sub(r"[^A-Za-z0-9_.-]", "-", node), {}
     for path in output_dirs:
@@ -243,8 +246,8 @@ def _builds() -> dict[str, str]:
 
 def _gpus() -> list[str]:
     """Return the model of each GPU that the driver shows: NVIDIA's, else AMD's."""
-    about = "\n".join(_text(str(path)) for path in sorted(NVIDIA.glob("gpus/*/information")))
-    models = re.findall(r"^Model:(.*)", about, re.MULTILINE) or _ask_nvidia_smi("name")
+    text = "\n".join(_text(str(path)) for path in sorted(NVIDIA.glob("gpus/*/information")))
+    models = re.findall(r"^Model:(.*)", text, re.MULTILINE) or _ask_nvidia_smi("name")
     if models:
         return [model.strip() for model in models]
     return [
@@ -264,7 +267,7 @@ def _driver() -> str:
 
 
 def _ask_nvidia_smi(field: str) -> list[str]:
-    """Return nvidia-smi's value of a field for each GPU; none if it cannot be run."""
+    """Return nvidia-smi's value of a field for each GPU; none if it fails or takes over 30 s."""
     command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)  # noqa: S603 - as the training would find it
@@ -306,9 +309,9 @@ def _address(name: str) -> str:
 
 
 def _addresses(host: str) -> list[str]:
-    """Return a host's addresses; none if it is unknown or the resolver takes over `_LOOKUP`.
+    """Return a host's addresses, sorted; none if it is unknown or that takes over `_LOOKUP`.
 
-    A resolver may take minutes to give up its servers.
+    A thread asks, and is left behind then: a resolver may take minutes to give up its servers.
     """
     addresses: list[str] = []
 
@@ -368,7 +371,7 @@ def _port_state(address: str, port: int) -> str:
 
 
 def _answers(address: str, port: int) -> str:
-    """Return how a port answers: answers, refused (by the machine), silent or unreachable."""
+    """Return how a port answers within `_PATIENCE`: answers, refused, silent or unreachable."""
     try:
         socket.create_connection((address, port), _PATIENCE).close()
     except ConnectionRefusedError:

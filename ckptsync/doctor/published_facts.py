@@ -92,7 +92,7 @@ def read_published(
     The facts have the key ``node``, and are sorted by it.  ``now`` is on the store's clock.  Raises
     StoreError.
     """
-    facts, odd = [], []
+    facts, errors = [], []
     for entry in [entry for entry in store.names(FOLDER) if now - entry.mtime <= max_age]:
         node = entry.name.removeprefix(FOLDER).removesuffix(".json")
         try:
@@ -100,8 +100,8 @@ def read_published(
         except NotFound:  # gone since it was listed
             continue
         except Corrupt as e:
-            odd.append(without_frames(e))
-    return facts, odd
+            errors.append(without_frames(e))
+    return facts, errors
 
 
 def _read(store: Store, entry: Entry) -> dict[str, Any]:
@@ -149,14 +149,15 @@ def meet(
 ) -> Arrived:
     """Publish this node's facts, and wait until ``expected`` nodes have read each other's.
 
-    Waits at most ``seconds``, a little longer while nodes arrive; returns those that did.
-    ``progress`` is called after each arrival.
+    Waits at most ``seconds``, a little longer while nodes arrive; returns those that did, complete
+    or not.  Reads the store about once a second.  ``progress`` is called now and at arrivals.
 
     Each call has a new id, and each node writes with its facts the ids that it has read.  A node
     has arrived once it has read this node's id, and this node its id, so facts of an earlier launch
     never count.
 
-    Raises StoreError, and ConfigError if another machine publishes under this node's id.
+    Raises ConfigError if another machine, or a later call, publishes under this node's id;
+    StoreError, but Transient only after the time.
     """
     own_facts = {**facts, "call": {"id": secrets.token_hex(8), "nnodes": expected, "read": []}}
     publish(store, own_facts)
@@ -180,20 +181,22 @@ def meet(
     return arrived
 
 
-def _read_others(store: Store, own: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _read_others(
+    store: Store, own_facts: dict[str, Any]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Read the facts of the job's other nodes, and publish which ids this node has now read.
 
     Return this node's facts with these ids, and the others' facts.  Raises as `meet` does.
     """
-    now, job = time.time() - (read_number(own.get("clock")) or 0.0), own.get("job", "")
+    now, job = time.time() - (read_number(own_facts.get("clock")) or 0.0), own_facts.get("job", "")
     records = [node for node in read_published(store, now)[0] if node.get("job", "") == job]
-    _check_own(store, own, records)
-    other_nodes = [node for node in records if node["node"] != own["node"]]
+    _check_own(store, own_facts, records)
+    other_nodes = [node for node in records if node["node"] != own_facts["node"]]
     read_ids = sorted({_call(node).id for node in other_nodes} - {""})
-    if read_ids != own["call"]["read"]:
-        own = {**own, "call": {**own["call"], "read": read_ids}}
-        _write(store, own)
-    return own, other_nodes
+    if read_ids != own_facts["call"]["read"]:
+        own_facts = {**own_facts, "call": {**own_facts["call"], "read": read_ids}}
+        _write(store, own_facts)
+    return own_facts, other_nodes
 
 
 def _check_own(store: Store, own: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> None:
@@ -215,16 +218,19 @@ def _check_own(store: Store, own: Mapping[str, Any], records: Sequence[Mapping[s
 
 
 def _arrived(own: Mapping[str, Any], other_nodes: Sequence[Mapping[str, Any]]) -> Arrived:
-    """Return the nodes that have read this node's id, and whose ids this node has read."""
+    """Return this node and those that have read its id and whose ids it has read; also the others.
+
+    The expected number is the greatest that one of them waits for.
+    """
     own_call = _call(own)
-    met = [
+    arrived_nodes = [
         node
         for node in other_nodes
         if _call(node).id in own_call.read_ids and own_call.id in _call(node).read_ids
     ]
-    nodes = sorted([own, *met], key=lambda node: str(node["node"]))
+    nodes = sorted([own, *arrived_nodes], key=lambda node: str(node["node"]))
     expected = max(_call(node).nnodes for node in nodes)
-    return Arrived(nodes, expected, [node for node in other_nodes if node not in met])
+    return Arrived(nodes, expected, [node for node in other_nodes if node not in arrived_nodes])
 
 
 def _call(facts: Mapping[str, Any]) -> _Call:
@@ -242,7 +248,10 @@ def _call(facts: Mapping[str, Any]) -> _Call:
 
 
 def repeat_findings(facts: Iterable[Mapping[str, Any]]) -> list[Finding]:
-    """Return the findings that nodes published about themselves; skip entries that are none."""
+    """Return the findings that nodes published about themselves, at most `_MOST` of each.
+
+    Entries that are none are skipped.
+    """
     listed = [
         (node, raw_findings)
         for node in facts

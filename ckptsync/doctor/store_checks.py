@@ -79,7 +79,8 @@ def check_store(
 ) -> Checked:
     """Check that a store can be reached, does every operation, and has room; measure its clock.
 
-    Ends at the first of these that fails; no error is raised.
+    Without a store, or if an operation fails, the result has no ``store``.  Any CkptsyncError is a
+    finding.  Small files are written and removed.
 
     Args:
         target: the store.
@@ -236,7 +237,7 @@ def _first_refused(store: Store, node: str, *, deletes: bool) -> tuple[str, str,
     """Return the first operation that fails, what happened, and a hint; None if all work.
 
     Tries them on a file of this node below `_FOLDER`, which stays if it cannot be deleted.
-    ``deletes``: a failed deletion counts.  Raises Transient if the store does not answer at all.
+    ``deletes``: a failed deletion counts. Raises Transient if no listing is answered.
     """
     name, may_delete = f"{_FOLDER}{node}~{secrets.token_hex(8)}", False
     first, second = secrets.token_bytes(16), secrets.token_bytes(16)

@@ -59,7 +59,8 @@ def ask_first(
 ) -> dict[str, Any]:
     """Return the facts of the first Python that has torch, or of the first if none has.
 
-    ``arguments`` are those of `probe.gather`.  Raises ConfigError if a Python cannot be run.
+    Each is run in turn until one has it.  ``arguments`` are those of `probe.gather`.  Raises
+    ConfigError if one of these cannot be run.
     """
     facts = ask_python(pythons[0], environment, **arguments)
     if facts["versions"].get("torch"):
@@ -149,8 +150,8 @@ def read_training(path: Path, environment: Mapping[str, str] = os.environ) -> di
     """Return the settings in a training's file: those of `KEYS`, ``zero_stage``, ``gather_16bit``.
 
     The file may be LLaMA-Factory's YAML, TrainingArguments as JSON, a DeepSpeed or accelerate
-    configuration, or the script that launches the training.  Configurations that it names are read
-    too; a script's options override them.
+    configuration, or the script that launches the training.  Configurations that it names are read,
+    too; a script's options override them, and those that cannot be read are skipped.
 
     Raises ConfigError if the file cannot be read, or a script names no training.
     """

@@ -46,7 +46,10 @@ class Definition:
 
     @property
     def digest(self) -> str:
-        """Return 16 hex digits that change with what is run; then what failed is tried again."""
+        """Return 16 hex digits that change with what is run; then what failed is tried again.
+
+        Of variables only the names count; ``on`` and ``runs`` do not.
+        """
         content = (self.command, self.url, self.timeout, sorted(self.environment), self.secrets)
         return digest(repr(content).encode())[:16]
 
@@ -145,7 +148,7 @@ def _read_events(value: object) -> tuple[str, ...]:
 
 
 def _checked_places(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the arguments; raise ValueError if one has a name in braces like one of `PLACES`.
+    """Return the arguments; raise ValueError if a word in braces is nearly one of `PLACES`.
 
     Other words in braces are the program's own.
     """
@@ -158,7 +161,7 @@ def _checked_places(words: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _read_url(value: object) -> str:
-    """Return an http address; raise ValueError, which does not repeat it: it may hold a token."""
+    """Return an http or https URL; raise ValueError without it, since it may hold a token."""
     text = value if isinstance(value, str) and re.fullmatch(r"[!-~]+", value) else ""
     try:
         parts = urlsplit(text)
@@ -178,7 +181,7 @@ def _read_glob(value: object) -> str:
 
 
 def _read_timeout(value: object) -> float:
-    """Return a duration in seconds; raise ValueError if it is not from 1 s to 7 days."""
+    """Return a duration in seconds; raise ValueError if it is 0 or longer than 7 days."""
     seconds = parse_duration(str(value))
     if not 0 < seconds <= LONGEST or not math.isfinite(seconds):
         raise ValueError(f"{value!r:.80} is not between 1s and 7d")

@@ -94,7 +94,8 @@ def due_events(
 ) -> DueEvents:
     """Return which events are due now, and which are given up, for the locations of a store.
 
-    ``since``: when a head first had each definition and event; without an entry nothing is due.
+    Of each definition and run one is due: the first of the oldest checkpoint that is neither done
+    nor given up. ``since``: when a head first had each definition and event; else nothing is.
     """
     runs: dict[str, list[Summary]] = {}
     for s in locations if definitions else ():
@@ -137,9 +138,9 @@ def _find_handled(definition: Definition, summary: Summary, event: Occurrence) -
 def _list_undone(
     definition: Definition, summary: Summary, events: Iterable[Occurrence], since: Since
 ) -> Iterator[DueEvent]:
-    """Yield those of a location's ``events`` that are not done, in their order.
+    """Yield those of a location's ``events`` that are not done, in their order, also given up ones.
 
-    What happened before the definition had the event is left out.
+    What happened before the definition had it is left out. Failures are this digest's only.
     """
     for event in events:
         if event.event not in definition.on:

@@ -79,7 +79,8 @@ class HandledEvent:
 def register_events(store: Store, definitions: Iterable[Definition]) -> Since:
     """Return when heads first had each event of these definitions; write that for new ones.
 
-    An event whose file is not visible yet is left out. Raise StoreError.
+    One whose time lies in the future, since a clock was set, is written again. An event whose file
+    is not visible yet is left out. Raises StoreError.
     """
     names = {f"{_PREFIX}{d.name}/{e}.since": (d.name, e) for d in definitions for e in d.on}
     listed = _claim_mtimes(store) if names else {}
@@ -107,15 +108,17 @@ def handle(
 ) -> HandledEvent:
     """Run an event's program, and write its record; return its metrics and duration.
 
-    Nothing is run if ``request.is_due`` and a record says that it is done. ``describe`` returns the
-    program's document; ``beat`` is called while it runs. While it runs, a claim in the store keeps
-    other heads away. No record is written if the location was deleted meanwhile.
+    Nothing is run if ``request.is_due`` and a record says that it is done, or was given up.
+    ``describe`` returns the program's document; ``beat`` is called while it runs, some times a
+    second. A claim in the store keeps other heads away meanwhile. No record is written of a deleted
+    location.
 
     Raises:
         CkptsyncError: the program failed; its record is written.
         Elsewhere: another head runs it.
         Incomplete: the event has not happened.
-        StoreError: the store failed.
+        ConfigError: there is no such location.
+        StoreError: the store failed, or a record cannot be read (Corrupt, Unsupported).
 
     """
     definition, run, location = request.definition, request.run, request.location
@@ -165,9 +168,11 @@ def handle(
 
 
 def _find_occurrence(store: Store, request: Request) -> tuple[Summary, Occurrence]:
-    """Return the location's summary, and the requested occurrence, else the last of its definition.
+    """Read the location's records; return its summary, and the requested occurrence.
 
-    Raise Incomplete if it has not happened, ConfigError if there is no such location.
+    Without a request it is the last one of the definition's events. Raises Incomplete if it has not
+    happened, ConfigError without such a location, StoreError, and the error of an unreadable
+    record.
     """
     run, location, definition = request.run, request.location, request.definition
     state = read_location(store, run, location)
@@ -192,7 +197,8 @@ def _find_occurrence(store: Store, request: Request) -> tuple[Summary, Occurrenc
 def _claimed(store: Store, name: str, node: str) -> Iterator[Callable[[], None]]:
     """Hold a claim within the block; yield a function that writes it again if that is needed.
 
-    Raise Elsewhere if another process holds it. At the end the claim is deleted.
+    A claim that is `STALE`, or of a process of this node that has ended, is overwritten. Raises
+    Elsewhere if another process holds it, or StoreError. At the end the claim is deleted.
     """
     content = f"{node} {os.getpid()} {start_time(os.getpid())}\n".encode()
     try:
@@ -225,7 +231,10 @@ def _claimed(store: Store, name: str, node: str) -> Iterator[Callable[[], None]]
 
 
 def _holder(owner: bytes, node: str) -> tuple[str, bool]:
-    """Return which node wrote a claim, and whether it was a process of ``node`` that has ended."""
+    """Return which node wrote a claim, and whether it was a process of ``node`` that has ended.
+
+    A claim without a process counts as ended if it is empty or names ``node``.
+    """
     words = owner.decode("utf-8", "replace").strip().rsplit(" ", 2)
     if len(words) < 3 or not words[1].isdecimal():
         return " ".join(words), words in ([""], [node])
@@ -242,7 +251,8 @@ def _run_program(
 ) -> ProgramEnd:
     """Run the command of a definition, or POST to its URL; return how it ended.
 
-    A command that needs the model of a location without one is not run.
+    A command that needs the model of a location without one is not run; that, and one that cannot
+    be started, is an error in the result.
     """
     definition = request.definition
     if definition.url:

@@ -58,10 +58,11 @@ def run_command(
     secrets: Mapping[str, str],
     beat: Beat,
 ) -> ProgramEnd:
-    """Run the command of a definition with its filled ``words``; return how it ended.
+    """Run the command of a definition with its filled ``words`` to its end; return how it ended.
 
-    It is ended after ``definition.timeout`` seconds; that, and an exit code other than 0, is an
-    error in the result. Else the result has the metrics that its last line of output names.
+    It is killed after ``definition.timeout`` seconds; that, and an exit code other than 0, is an
+    error in the result, with its last line of stderr. Else the result has the metrics in its last
+    line.
 
     Args:
         definition: says the timeout and the environment.
@@ -71,7 +72,8 @@ def run_command(
             this process's variables; others get those of `ENVIRONMENT` and their own.
         beat: is called while it runs.
 
-    Raises OSError if the command cannot be started.
+    Raises OSError if the command cannot be started, CkptsyncError without a thread, and what
+    ``beat`` raises; then the command is killed.
 
     """
     configured = {
@@ -113,7 +115,9 @@ def _keep_tail(stream: IO[bytes], tail: bytearray) -> None:
 def _listen(child: Child, timeout: float, beat: Beat) -> tuple[bytes, str, int | None]:
     """Read a child's output until it ends, or kill it after ``timeout`` seconds.
 
-    Return its last line, why it was killed (empty if it was not), and its exit status.
+    Return its last line that is not empty, why it was killed (empty if it was not), and its exit
+    status. What it has started may write for ten more seconds, and is killed. An error of ``beat``
+    kills it.
     """
     last_line, reason, deadline = b"", "", time.monotonic() + timeout
     ended_at: float | None = None
@@ -146,7 +150,7 @@ def _listen(child: Child, timeout: float, beat: Beat) -> tuple[bytes, str, int |
 def read_metrics(line: bytes) -> tuple[dict[str, float], str]:
     """Return the metrics in a command's last line, and why they were refused.
 
-    Both are empty if the line is no JSON object.
+    One that is wrong refuses all. Both are empty if the line is no JSON object.
     """
     try:
         value = json.loads(line) if line.lstrip()[:1] == b"{" else None
@@ -176,7 +180,8 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 def post(definition: Definition, document: bytes, beat: Beat) -> ProgramEnd:
     """POST the JSON of a location; return how that ended: well with a status of 200 to 299.
 
-    No error names the URL, which may hold a token.
+    It waits for ``definition.timeout``; a thread sends, and is left behind after that. A
+    redirection is an error. No error names the URL, which may hold a token.
     """
     answer: list[str] = []
 

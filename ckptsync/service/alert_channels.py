@@ -59,7 +59,10 @@ _DECODER: Decoder[dict[str, SentAlarm]] = Decoder(dict[str, SentAlarm], "sent al
 
 
 def open_channels(config: Config, node: str, fatal: Fatal) -> tuple[Sender, ...]:
-    """Return a sender for each channel in `alerts`; raise ConfigError if a URL is not accepted."""
+    """Return a sender for each channel in `alerts`.
+
+    Raises ConfigError if a URL is not accepted, StoreError if Apprise's process fails.
+    """
     terms = Terms(config.alerts.on, config.alerts.repeat)
     source = (config.store.url, node)
     return tuple(Sender(receiver, terms, source, fatal) for receiver in _receivers(config))
@@ -68,7 +71,8 @@ def open_channels(config: Config, node: str, fatal: Fatal) -> tuple[Sender, ...]
 def send_test(config: Config, node: str, now: float) -> Iterator[tuple[str, CkptsyncError | None]]:
     """Send a test message by each channel; yield its name, and the error if that failed.
 
-    Nothing is recorded.  ``now``: since the epoch.  Raises ConfigError if a URL is not accepted.
+    Each is sent when it is asked for, and waited for.  Nothing is recorded.  ``now``: since the
+    epoch.  Raises as `open_channels`, at the first one.
     """
     message = test_document(config.store.url, node, now)
     for receiver in _receivers(config):
@@ -81,7 +85,7 @@ def send_test(config: Config, node: str, now: float) -> Iterator[tuple[str, Ckpt
 
 
 def _receivers(config: Config) -> list[Receiver]:
-    """Return the URLs and the command in `alerts`; raise ConfigError if a URL is not accepted."""
+    """Return the URLs and the command in `alerts`.  Raises as `open_channels`."""
     urls, command = config.alerts.urls, config.alerts.command
     if urls:
         _check_urls(urls)
@@ -134,10 +138,11 @@ class Sender:
         return [standing.alarm for standing in self._memory.values()]
 
     def offer(self, alarms: Iterable[Alarm], now: float) -> None:
-        """Begin to deliver a message, if these alarms need one now.
+        """Begin to deliver a message, if these alarms need one now.  Never waits.
 
-        Begins none while one is being delivered, nor within the pause after it; the next overview
-        offers the alarms again.  Never waits.  ``now``: since the epoch.
+        Begins none while one is being delivered, nor in the pause after it; the next overview
+        offers them again.  If no thread can be started, that is the ``error``.  ``now``: since the
+        epoch.
         """
         with self._lock:
             if self._is_out:
@@ -155,7 +160,10 @@ class Sender:
                 self._is_out, self.error = False, str(e)
 
     def _deliver(self, decision: Decision, now: float) -> None:
-        """Deliver a message, then record what was sent, or the error, and when the next may go."""
+        """Deliver a message, then record what was sent, or the error, and when the next may go.
+
+        Only what was sent goes into the file.  A bug goes to ``fatal``, and ends all sending.
+        """
         error = ""
         try:
             message = document(decision.messages, *self._source, now)
@@ -187,7 +195,7 @@ def _file(url: str, target: str) -> Path | None:
 
 
 def _read(path: Path | None) -> Memory:
-    """Return the sent alarms in a file; none if it is missing or damaged."""
+    """Return the sent alarms in a file, but unknown codes; none if it is missing or damaged."""
     try:
         sent_alarms = _DECODER.decode(path.read_bytes(), str(path)) if path else {}
     except (OSError, Corrupt):
@@ -221,7 +229,10 @@ class AppriseUrl:
         self._url = url
 
     def deliver(self, message: Mapping[str, Any]) -> None:
-        """Send a document's title and text; raise StoreError if Apprise cannot deliver them."""
+        """Send a document's title and text; raise StoreError if Apprise cannot deliver them.
+
+        The text's first line, which repeats the title, is left out.
+        """
         body = {
             "title": message["title"],
             "body": message["text"].partition("\n")[2],
@@ -238,7 +249,10 @@ _TYPES = {"critical": "failure", "warning": "warning", "resolved": "success", "t
 
 
 def _check_urls(urls: Sequence[str]) -> None:
-    """Raise ConfigError if Apprise is not installed, or does not accept one of these URLs."""
+    """Raise ConfigError if Apprise is not installed, or does not accept one of these URLs.
+
+    Raises StoreError if Apprise's process fails.
+    """
     if find_spec("apprise") is None:
         hint = install_extra("alerts")
         raise ConfigError("alerts.urls: apprise is not installed", hint=hint)
@@ -251,7 +265,7 @@ def _check_urls(urls: Sequence[str]) -> None:
 def _ask_apprise(urls: Sequence[str], message: Mapping[str, str] | None) -> list[str]:
     """Have a child send a message to each URL, and return what failed for each, or "".
 
-    Without a message it only checks the URLs.  Raises StoreError if the child fails.
+    None only checks the URLs. Raises StoreError if the child fails, or is killed as `_run` says.
     """
     request = json.dumps({"urls": list(urls), "message": message}).encode()
     environment = {PARENT: str(os.getpid()), "PYTHONPATH": PACKAGES}
@@ -290,10 +304,10 @@ def _run(
     *,
     keeps_output: bool = False,
 ) -> tuple[int, bytes]:
-    """Run a program; return its exit status, and its output if that is kept.
+    """Run a program to its end; return its exit status, and its output or, unless kept, b"".
 
     ``request`` is its standard input, ``environment`` is added to a few variables.  Raises
-    StoreError if it cannot be started, or is killed after `RUNS_WITHIN`.
+    StoreError if it cannot be started, or is killed, with its children, after `RUNS_WITHIN`.
     """
     few = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
     try:

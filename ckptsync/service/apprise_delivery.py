@@ -37,7 +37,7 @@ class _Records(logging.Handler):
 
 
 def deliver(url: str, message: Mapping[str, str] | None) -> str:
-    """Send a message to a URL, and return what failed, or ""; None only checks the URL.
+    """Send a message to a URL; return what failed, or "".  None only checks the URL.  Never raises.
 
     A redirection is a failure, since a token would go along; long texts are sent in several
     messages.  The URL may say otherwise (``redirect=``, ``overflow=``).
@@ -80,7 +80,7 @@ def _reason(lines: Sequence[str]) -> str:
 
 
 def main() -> None:
-    """Read a request from standard input, and write its answer to standard output."""
+    """Read a request from standard input, answer on standard output; die with the parent."""
     die_with_parent()
     if bundle := os.environ.get("SSL_CERT_FILE"):  # requests has another name for it
         os.environ.setdefault("REQUESTS_CA_BUNDLE", bundle)

@@ -50,14 +50,19 @@ def directory_states(directories: Iterable[str | Path]) -> tuple[tuple[int, ...]
 def directories_to_check(output_dir: Path) -> tuple[str, ...]:
     """Return the directories of an output directory in which something may appear; at most 64.
 
-    These are itself, its spool's pins, and the containers and newest directories at every depth.
+    These are itself, its spool's pins, and the containers and newest directories, four levels
+    deep.  The first two need not exist.
     """
     fixed_dirs = (str(output_dir), str(output_dir / SPOOL / "pins"))
     return (*fixed_dirs, *islice(_below(output_dir, 1), _MOST_CHECKED - len(fixed_dirs)))
 
 
 def _below(folder: Path, depth: int) -> Iterator[str]:
-    """Yield the containers (at depth 1) and the newest folders, each followed by those below it."""
+    """Yield up to three containers (at depth 1) and the three newest folders of a folder.
+
+    Each is followed by those below it, down to `_DEEPEST`.  Links, and hidden names that are no
+    container, are left out.  What cannot be read has none.
+    """
     dated_names: list[tuple[int, str]] = []
     # gone, or not ours to read: a scan says so
     with contextlib.suppress(OSError), os.scandir(folder) as entries:

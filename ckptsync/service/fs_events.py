@@ -65,9 +65,10 @@ class Watch:
         self.refresh()
 
     def refresh(self) -> None:
-        """Begin to watch directories that are new or were replaced, and end other watches.
+        """Begin to watch directories that are new, were replaced, or whose watch has died.
 
-        Call it before a scan.
+        Ends the watches of missing ones, and of those beyond the `MOST` that changed last.  Waits
+        for their threads.  Call it before a scan.
         """
         states = {path: directory_states([path])[0] for path in self._modes}
         newest_dirs = heapq.nlargest(MOST, filter(states.get, states), key=states.__getitem__)

@@ -54,8 +54,8 @@ class HeadRoles:
     def __init__(self, config: Config, node: str, store: Store, fatal: Fatal) -> None:
         """Make the tasks of the configured roles; start none.
 
-        Reads the catalogue cache and the sent alarms of this machine.  Raises ConfigError if a URL
-        of `alerts` is not accepted.
+        Reads the catalogue cache and the sent alarms of this machine, and has a child process check
+        the URLs of `alerts`.  Raises ConfigError if it does not accept one, StoreError if it fails.
         """
         most: dict[JobKind, int] = {"consolidate": config.head.jobs, "verify": 1, "retain": 1}
         most["event"] = EVENTS_AT_ONCE
@@ -79,9 +79,10 @@ class HeadRoles:
         self.tasks.append(Task("overview", config.head.every, self.monitor.check, fatal))
 
     def consolidate(self) -> Outcome:
-        """Begin merges of complete checkpoints, repairs of damaged models, and events.
+        """Begin merges of complete checkpoints, repairs and completions of models, and events.
 
-        Raises StoreError.  Failures of jobs are in the outcome.
+        Reads the catalogue; returns its lines, the due and running jobs, and failures.  Raises
+        StoreError.
         """
         catalogue = self.catalogues.read()
         queue = self.jobs.begin(
@@ -96,10 +97,10 @@ class HeadRoles:
         return Outcome(lines, (*queue, *events.queue), errors)
 
     def _begin_events(self, catalogue: Catalogue) -> Outcome:
-        """Begin the events that are due; return their log lines, those that wait, and errors.
+        """Begin the events that are due; return their log lines and errors, and what waits or runs.
 
-        Events that failed too often are kept for `running`, at most `MOST_GIVEN_UP`.  Raises
-        StoreError.
+        First registers events that are new in the configuration, in the store.  Keeps, for
+        `running`, the first `MOST_GIVEN_UP` that failed too often.  Raises StoreError.
         """
         definitions = self._config.events
         if len(self._since) < sum(len(d.on) for d in definitions):
@@ -137,7 +138,7 @@ class HeadRoles:
         return Outcome(self.jobs.lines("verify"), queue, errors)
 
     def retain(self) -> Outcome:
-        """Begin a retention job, if none runs; the child decides what is deleted."""
+        """Begin a retention job, if none runs or waits; the child decides what is deleted."""
         queue = self.jobs.begin("retain", [Job("retain")])
         return Outcome(self.jobs.lines("retain"), queue, self.jobs.errors("retain"))
 
@@ -148,7 +149,7 @@ class HeadRoles:
                 work.hint()
 
     def _config_files_key(self, run: str) -> str:
-        """Return a key that changes with the files of `head.config_from` for a run.
+        """Return a key that changes with the files of `head.config_from` for a run, or for any run.
 
         It is "" if none is configured.  It is the directory and an error if it cannot be listed.
         """
@@ -176,7 +177,8 @@ class Catalogues:
     def read(self, age: float = 0.0) -> Catalogue:
         """Return the catalogue, read again if the last one is ``age`` seconds old or more.
 
-        Saves the cache every `SAVE_EVERY` seconds.  Thread-safe.  Raises StoreError.
+        Saves the cache every `SAVE_EVERY` seconds. Other threads wait meanwhile.  Raises
+        StoreError.
         """
         with self._lock:
             now = time.monotonic()
@@ -190,24 +192,24 @@ class Catalogues:
             return catalogue
 
 
-def _event_job(e: DueEvent) -> Job:
+def _event_job(due: DueEvent) -> Job:
     """Return the job that runs an event; its key identifies the event and its definition."""
-    key = f"{e.happened.of} {e.definition.digest}"
-    name, event, seconds = e.definition.name, e.happened.event, e.definition.timeout
-    return Job("event", e.run, e.location, key=key, name=name, event=event, seconds=seconds)
+    key = f"{due.happened.of} {due.definition.digest}"
+    name, event, seconds = due.definition.name, due.happened.event, due.definition.timeout
+    return Job("event", due.run, due.location, key=key, name=name, event=event, seconds=seconds)
 
 
-def _repeat(e: DueEvent) -> str:
+def _repeat(due: DueEvent) -> str:
     """Return a hint with the command that runs an event by hand."""
-    words = shlex.join([f"{e.run}/{e.location}", e.definition.name])
+    words = shlex.join([f"{due.run}/{due.location}", due.definition.name])
     return f"`ckptsync events run {words} -c FILE` runs it by hand"
 
 
-def _given_up_line(e: DueEvent) -> Line:
+def _given_up_line(due: DueEvent) -> Line:
     """Return the log line of an event that is not tried any more."""
-    subject = _event_job(e).subject
+    subject = _event_job(due).subject
     text = pairs(
-        phase="given-up", subject=subject, tries=e.failures, error=e.error, hint=_repeat(e)
+        phase="given-up", subject=subject, tries=due.failures, error=due.error, hint=_repeat(due)
     )
     return Line(f"given-up {subject}", text, level="error")
 
@@ -217,7 +219,7 @@ def repeated(tasks: Iterable[Task]) -> Iterator[None]:
     """Make each task due every ``every`` seconds within the block, by APScheduler.
 
     Sets the tasks' own ``every`` to `NEVER`, also for the time after the block.  APScheduler counts
-    wall time, so after a jump of that clock the main loop starts all of them (`run`).
+    wall time, so after a jump of that clock the main loop makes all of them due (`run`).
     """
     defaults = {"misfire_grace_time": None, "coalesce": True}
     scheduler = BackgroundScheduler(job_defaults=defaults, timezone=timezone.utc, daemon=True)
@@ -232,11 +234,11 @@ def repeated(tasks: Iterable[Task]) -> Iterator[None]:
 
 
 def catalogue_lines(catalogue: Catalogue) -> Iterator[Line]:
-    """Yield a line for the status of each location, and for each record that cannot be read."""
+    """Yield a line for the status of each location, and an error for each unreadable record."""
     for summary in catalogue.summaries:
         detail = "; ".join(summary.evidence) if summary.status in ("CONFLICT", "RETIRED") else ""
-        where = {"run": summary.run, "location": summary.location}
-        text = pairs(phase=summary.status.lower(), **where, detail=detail)
+        location = {"run": summary.run, "location": summary.location}
+        text = pairs(phase=summary.status.lower(), **location, detail=detail)
         yield Line(f"location {summary.run}/{summary.location}", text)
     for fault in catalogue.faults:
         text = pairs(phase="unreadable", record=fault.name, error=fault.error)

@@ -94,7 +94,10 @@ class CommandResult(msgspec.Struct, frozen=True):
         )
 
     def lines(self) -> Iterator[Line]:
-        """Yield the log lines of what the command did: models, reports, events, deletions."""
+        """Yield the log lines of what the command did: models, recorded reports, events, deletions.
+
+        A damaged report is an error with a line for each finding. ``errors``, ``failed`` have none.
+        """
         name_keys = ("run", "location")
         for m in self.models:
             counts = {"files": len(m["files"]), "bytes": m["bytes"], "notes": "; ".join(m["notes"])}
@@ -160,7 +163,7 @@ def decode_line(line: bytes) -> JobProgress | CommandResult | None:
 
 
 def end_of(result: CommandResult) -> JobEnd:
-    """Return the failure of a command, or the result itself if it did not fail.
+    """Return the first failure of a command, or the result itself if it did not fail.
 
     Damage that a verification found is no failure: its report says it.
     """
@@ -174,7 +177,8 @@ def end_of(result: CommandResult) -> JobEnd:
 def bounds(config: Config, job: Job) -> tuple[float, float]:
     """Return the longest time without progress and the deadline of a job, in seconds.
 
-    Only a job that hangs or never ends exceeds them.
+    The deadline is `BASE` and ``job.seconds``; or, if that is 0, four times what its bytes take at
+    `FLOOR`, or at the lowest rate of `limits.bandwidth`, shared by `head.jobs`, if that is slower.
     """
     stall = config.limits.stall + MORE_STALL
     if job.seconds:
@@ -201,8 +205,8 @@ class Wait:
 def wait_after(before: Wait | None, job: Job, end: JobEnd, now: float) -> Wait | None:
     """Return how long a job that has ended waits, or None if it need not.  Pure.
 
-    A failure that may pass waits for `SOON`, doubled each time; others for `LATE`.  A job that
-    changed nothing waits for `SOON`; one that is done once for a key waits for ever.
+    A failure that may pass waits for `SOON`, doubled with each of the key up to `LATE`; others
+    `LATE`.  A job that changed nothing waits for `SOON`; one done once for a key waits for ever.
     """
     if isinstance(end, CommandResult):
         if job.once_per_key:
@@ -244,6 +248,7 @@ class Jobs:
 
         A job is due unless it waits after its last end.  ``jobs`` are all jobs of this kind, in the
         order in which they are begun: waits of any other are forgotten, since its cause is gone.
+        Each has a thread; without one it has failed. After `end` none begins.
         """
         jobs = tuple(jobs)
         subjects, now = {job.subject for job in jobs}, time.monotonic()
@@ -281,7 +286,10 @@ class Jobs:
         return tuple(dict.fromkeys((*running, *(job.subject for job in due_jobs))))
 
     def _wait(self, child: _JobProcess, end: JobEnd) -> None:
-        """Store how long a job that has ended waits; the caller holds the lock."""
+        """Replace the wait of a job that has ended; the caller holds the lock.
+
+        A failure gets the command that repeats it.
+        """
         name = (child.job.kind, child.job.subject)
         if isinstance(end, JobFailed):
             end = replace(end, command=shlex.join(child.words))
@@ -290,7 +298,7 @@ class Jobs:
             self._waits[name] = wait
 
     def errors(self, kind: JobKind) -> tuple[str, ...]:
-        """Return the present failures of a kind, and the partial failures in results."""
+        """Return the present failures of a kind, and the partial failures in its last results."""
         failed = [f"{subject}: {end} (`{end.command}`)" for subject, end in self._failed(kind)]
         with self._lock:
             more = [e for name, errors in self._errors.items() if name[0] == kind for e in errors]
@@ -325,7 +333,10 @@ class Jobs:
         )
 
     def waiting(self) -> tuple[Progress, ...]:
-        """Return the jobs that are due and have not begun, and those that failed and wait."""
+        """Return the jobs that are due and have not begun, and those that failed and wait.
+
+        A failed one has the time of its next try, or None if only a new key brings one.
+        """
         with self._lock:
             jobs = [
                 (n, *job_and_time)
@@ -352,9 +363,10 @@ class Jobs:
                 child.must_end = True
 
     def _run(self, child: _JobProcess) -> None:
-        """Run one child to its end, in its own thread; store and log how it ended.
+        """Run one child to its end, in its own thread, and store how it ended.  Never raises.
 
-        Calls ``ended`` after that, unless `end` was called.
+        Logs a result, and a bug, which counts as a failure, as critical; `lines` has failures. Then
+        calls ``ended``. Once `end` was called, nothing of this is done.
         """
         job = child.job
         name = (job.kind, job.subject)
@@ -402,7 +414,9 @@ class _JobProcess:
     def run(self) -> JobEnd:
         """Start the command, read its lines until it ends or must end, and return how it ended.
 
-        Sets ``progress`` with each line of progress.  Raises OSError if no process can be started.
+        A child that is killed, or ends without a result, has failed, and a retry may succeed.
+        After its result it has `TO_EXIT` seconds to exit.  Sets ``progress`` with each line of
+        progress.  Raises OSError if no process can be started.
         """
         environment = {k: v for k, v in os.environ.items() if k not in _SYSTEMD}
         _, name, *arguments = self.words
@@ -435,7 +449,7 @@ class _JobProcess:
         return end
 
     def _reason_to_end(self, last: float) -> str:
-        """Return why the child must be killed now, or "".
+        """Return why the child must be killed now: a request, the deadline, no progress; or "".
 
         ``last``: when it sent its last line, on the monotonic clock.
         """

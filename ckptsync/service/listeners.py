@@ -56,7 +56,8 @@ class Listeners:
     def _begin(self, address: str, key: str) -> HttpServer:
         """Start the server of an address; ``key`` is the option that names it, for errors.
 
-        Raises ConfigError if the port is taken, or a package that the server needs is missing.
+        Raises ConfigError if the port is taken, or a package that the server needs is missing;
+        CkptsyncError without a thread.
         """
         try:
             from ckptsync.status.metrics import exposition  # noqa: F401, PLC0415

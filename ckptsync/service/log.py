@@ -99,7 +99,7 @@ class Line:
 def changed(before: Mapping[str, str], now: Iterable[Line]) -> tuple[list[Line], dict[str, str]]:
     """Return the lines whose state differs from ``before``, and ``before`` for the next call.
 
-    ``before``: states by key.
+    ``before``: states by key.  Of lines with the same key only the last one counts.
     """
     lines = {line.key: line for line in now}
     states = {key: line.state or line.text for key, line in lines.items()}
@@ -242,7 +242,7 @@ def sentence(values: Mapping[str, object]) -> str:
 
 
 def _fact(key: str, value: Any) -> str:
-    """Return a value of `pairs` for people, with its unit."""
+    """Return a value of `pairs` for people: a rate, size, count or time by its key, else both."""
     if key == "rate":
         return f"{show_size(value)}/s"
     if key in _SIZES:
@@ -253,9 +253,10 @@ def _fact(key: str, value: Any) -> str:
 
 
 def configure(config: LogConfig) -> None:
-    """Replace the root logger's handlers, and set the level and the form of log lines.
+    """Replace the root logger's handlers by one on stderr, with the configured level and form.
 
-    Below warnings only ckptsync logs: botocore's debug lines would show signatures.
+    On a terminal the form is for people, unless JSON is configured.  Below warnings only ckptsync
+    logs: botocore's debug lines would show signatures.  Python's warnings are logged.
     """
     handler = logging.StreamHandler()
     form: logging.Formatter = Json()

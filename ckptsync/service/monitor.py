@@ -88,7 +88,8 @@ class OverviewReader:
     def _read(self, *, with_facts: bool) -> tuple[Catalogue, float]:
         """Read the catalogue and the nodes' files, and keep these for the next call.
 
-        Return the catalogue, and the time on the store's clock.  Raises StoreError.
+        Return the catalogue, and the time on the store's clock: by heartbeats, or else the later of
+        this clock and the catalogue's.  Raises StoreError.
         """
         catalogue = self._catalogue()
         with ThreadPool(AT_ONCE, "nodes") as pool:
@@ -131,10 +132,11 @@ class Monitor:
         self._well = time.monotonic()
 
     def check(self) -> Outcome:
-        """Compute the overview once, offer its alarms to the channels, and return its log lines.
+        """Compute and keep the overview, offer its alarms to the channels, return its log lines.
 
-        Raises StoreError; if the store could not be read for `AWAY` seconds, that is offered as an
-        alarm beside those that were sent before.
+        The channels' errors are in the outcome.  Raises StoreError, and then keeps the last
+        overview; if the store could not be read for `AWAY` seconds, that is offered as an alarm
+        beside those that were sent before.
         """
         now = time.time()
         try:

@@ -45,9 +45,9 @@ def heartbeat(node: str, roles: tuple[str, ...]) -> Heartbeat:
 
 
 def is_running(heartbeat: Heartbeat) -> bool | None:
-    """Return whether another process, which wrote a heartbeat, lives; None if on another machine.
+    """Return whether another process, which wrote a heartbeat, lives; False for this very process.
 
-    False for this very process.
+    None if it is on another machine, or this one's boot is unknown.
     """
     if not boot_id() or heartbeat.machine != boot_id():
         return None
@@ -71,7 +71,10 @@ class Stopping:
         self.code = 0
 
     def ask(self, code: int = 0) -> None:
-        """Request a stop and wake the main loop; the first code that is not 0 is the exit code."""
+        """Request a stop and wake the main loop; the first code that is not 0 is the exit code.
+
+        Reads of files and retries of the store end, too (`progress_signs`).
+        """
         self.is_stopping, self.code = True, self.code or code
         progress_signs.announce_shutdown()
         self.wake()
@@ -100,7 +103,7 @@ class Stopping:
     def on_signal(self, number: int, _frame: object) -> None:
         """Handle a signal: the first requests a stop, a second one ends the process at once.
 
-        SIGHUP requests a reload, except on a terminal, where it means that this is being closed.
+        SIGHUP requests a reload; on a terminal, which is being closed, it is as the others.
         """
         if number == signal.SIGHUP and not sys.stderr.isatty():
             self.must_reload = True
@@ -150,7 +153,7 @@ class Locks:
         """Take the lock of a spool directory, which is made if absent, and keep it.
 
         Returns at once if it is held already.  If the output directory was made anew, its new lock
-        is taken `ALONE` seconds after the last change there.
+        is taken `ALONE` seconds after the last change there; until then the old one is kept.
 
         Raises:
             ConfigError: another process holds the lock.

@@ -77,7 +77,10 @@ class Roles:
         return (*self.local, *self.tasks, *self.periodic)
 
     def outcome(self) -> Outcome:
-        """Return the outcomes of the last runs of all tasks as one, without duplicates."""
+        """Return the last outcomes of all tasks as one, without duplicates and without ``lines``.
+
+        A task's own failure is among the errors.
+        """
         tasks = self.all
         outcomes = [task.outcome for task in tasks]
         return Outcome(
@@ -109,21 +112,21 @@ class Roles:
 class Heart:
     """Writes the heartbeats of this process, and stops it if another worker has its node id."""
 
-    def __init__(self, store: Store, mine: Heartbeat, roles: Roles, stop: Stopping) -> None:
-        self._store, self._mine, self._roles, self._stop = store, mine, roles, stop
+    def __init__(self, store: Store, first_beat: Heartbeat, roles: Roles, stop: Stopping) -> None:
+        self._store, self._mine, self._roles, self._stop = store, first_beat, roles, stop
         self._rate = Rate()
         self._rates: dict[tuple[str, str], Rate] = {}
         self._logged: dict[tuple[str, str], float] = {}
         self._beaten = self._compared = float("-inf")
         self._facts: Facts | None = None
-        self._clock = Clock(store, mine.node)
+        self._clock = Clock(store, first_beat.node)
         self._offset: int | None = None
 
     def beat(self) -> None:
-        """Write a heartbeat, and the node's facts if they have changed.
+        """Write a heartbeat, and the node's facts if they have changed; ahead of uploads.
 
-        Requests a stop with exit code 2, and writes nothing more, if another live worker has this
-        node id.  Raises StoreError.
+        If a worker that was started earlier has this node id, requests a stop (2) and writes
+        nothing more.  Raises StoreError.
         """
         with urgent():
             self._beat()
@@ -131,7 +134,8 @@ class Heart:
     def _beat(self) -> None:
         """Do what `beat` says, without its priority over uploads.  Raises StoreError.
 
-        Notes the time before it writes, also if that fails.
+        Notes the time before it writes, also if that fails.  Measures the clock's offset where an
+        hour has passed; if that fails, the facts have the last one.
         """
         self._beaten = now = time.monotonic()
         try:
@@ -153,7 +157,7 @@ class Heart:
         """Compare states with the last heartbeat's; return True if a heartbeat must be written now.
 
         That is so if a state has changed, or if bytes are moving and the last heartbeat is
-        `MOVING_EVERY` seconds old. Notes the time: within `SOON` seconds of a comparison or a
+        `MOVING_EVERY` seconds old.  Notes the time: within `SOON` seconds of a comparison or a
         heartbeat, return False without comparing.
         """
         now = time.monotonic()
@@ -201,7 +205,7 @@ class Heart:
         return tuple(rated)
 
     def farewell(self) -> None:
-        """Write that this process has stopped, unless another worker has its node id.
+        """Write that this process has stopped, unless that is because of another worker (code 2).
 
         A failure is only logged.
         """
@@ -238,16 +242,18 @@ def _states(running: Iterable[Progress]) -> set[tuple[str, str, str, str]]:
     return {(p.kind, p.subject, p.state, p.reason) for p in running}
 
 
-def _log_line(p: Progress) -> str:
+def _log_line(entry: Progress) -> str:
     """Return the log line of a moving upload or job."""
-    seconds_left = (p.total - p.done) / p.rate if p.total and p.rate >= 1 else None
+    seconds_left = (
+        (entry.total - entry.done) / entry.rate if entry.total and entry.rate >= 1 else None
+    )
     return pairs(
-        phase=p.kind if p.state == "running" else p.state,
-        run=p.run,
-        checkpoint=p.location or p.checkpoint,
-        done=p.done,
-        total=p.total or "",
-        rate=round(p.rate),
+        phase=entry.kind if entry.state == "running" else entry.state,
+        run=entry.run,
+        checkpoint=entry.location or entry.checkpoint,
+        done=entry.done,
+        total=entry.total or "",
+        rate=round(entry.rate),
         left=None if seconds_left is None else round(seconds_left),
     )
 
@@ -290,8 +296,8 @@ def disks(pinned_bytes: Iterable[tuple[Path, int]], budget: int) -> Iterator[Dis
 def survey(node: str, runs: Mapping[str, Path], clock_offset: int | None = None) -> Facts:
     """Return the facts of this node: identity, versions, limits, GPUs, file systems, trainings.
 
-    ``runs``: the output directories by the names of their runs.  ``clock_offset``: seconds by which
-    this clock is ahead of the store's.
+    What the system does not say is left out or empty.  ``runs``: the output directories by the
+    names of their runs.  ``clock_offset``: ns by which this clock is ahead of the store's.
     """
     limits = {"nofile": resource.getrlimit(resource.RLIMIT_NOFILE)[0]}
     for name in ("max_user_instances", "max_user_watches", "max_queued_events"):
@@ -326,7 +332,7 @@ def survey(node: str, runs: Mapping[str, Path], clock_offset: int | None = None)
 def _train(spool: Path) -> Train | None:
     """Return the newest training that a hook announced in a spool; None if there is none.
 
-    Its facts are those of its lowest rank on this node; its state is that of all ranks here.
+    Its facts and time are those of its lowest rank on this node; its state of all ranks here.
     """
     processes = markers.list_training_processes(spool)
     newest = [b for b in processes if b.train == processes[-1].train]

@@ -42,10 +42,10 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def roles_of(config: Config, node: str, store: Store, fatal: Fatal) -> Iterator[Roles]:
-    """Enter a block with the started roles of a configuration, which are closed after it.
+    """Yield the roles of a configuration and their tasks, not started; close them at the end.
 
-    Takes the worker's locks and begins its watches.  Modules that no configured role needs are not
-    imported.  Raises ConfigError if a role cannot begin.
+    The worker takes its locks and begins its watches.  Modules that no configured role needs are
+    not imported.  Raises ConfigError, or StoreError of Apprise, if a role cannot begin.
     """
     with ExitStack() as stack:
         roles = Roles()
@@ -76,20 +76,21 @@ def roles_of(config: Config, node: str, store: Store, fatal: Fatal) -> Iterator[
 
 
 def run(load: Callable[[], Config], until_gone: int | None = None, begin: Begin = roles_of) -> int:
-    """Run the service until it is stopped, and return its exit code.
+    """Run the service until it is stopped, and return its exit code; for the main thread.
 
-    That is 0 after SIGTERM or SIGINT, 1 after a bug or a hang, 2 if another worker of this node id
-    is alive.
+    That is 0 after SIGTERM, SIGINT, a reload or ``until_gone``; 1 after a bug or a hang; 2 if an
+    earlier worker has this id, too.  A task that does not end in time ends the process here.
+    Replaces the log's handlers.
 
     Args:
-        load: reads the configuration; called again at SIGHUP.  If that succeeds, the run ends
-            (0), so that its supervisor starts it with the new configuration.
+        load: reads the configuration; called again at SIGHUP.  If that succeeds, the run ends (0),
+            so that its supervisor starts it with the new configuration.
         until_gone: the id of a process; the run also ends after it, see `UntilGone`.
         begin: makes the roles; tests replace it.
 
     Raises:
-        ConfigError: the configuration is wrong, or a role cannot begin.
-        StoreError: the store refuses to be opened (not: it is unreachable).
+        ConfigError: the configuration is wrong, a role cannot begin, or another worker has this id.
+        CkptsyncError: the store refuses to be opened (not: it is unreachable).
 
     """
     config = load()
@@ -126,9 +127,9 @@ class UntilGone:
     def notice_end(self, roles: Roles) -> bool:
         """Return True if the service must end now; False while the process lives, or without a PID.
 
-        Call it at each check: it notes what is left to upload, and since when that has not changed.
-        The first call after the end of the process hints every task: each must begin and end a run
-        after it, since the last checkpoint may be younger than the last scan.
+        It must end once each task has begun and ended a run after the process, and nothing is
+        queued; or after `FINISHES_WITHIN` without a change of that, and without uploads that work.
+        Call it at each check, to note changes. The first call after that end hints every task.
         """
         if self._pid is None or start_time(self._pid) == self._began != "":
             return False
@@ -164,9 +165,11 @@ class _Service:
         self._clock = wall_minus_monotonic()
 
     def run(self, begin: Begin) -> None:
-        """Run the main loop until a stop is requested, then end all tasks.
+        """Run the main loop until a stop is requested, then end all tasks, as `_end` does.
 
-        Raises what `begin` raises, or the store's CkptsyncError if it refuses to be opened.
+        It starts due tasks, writes a heartbeat soon after a state has changed, and calls `_check`
+        every `CHECK_EVERY` seconds or more often.  Raises what `begin` raises, or, at the end, the
+        CkptsyncError by which the store refused to be opened.
         """
         role_context = begin(self._config, self._node, self._store, self._fatal)
         with role_context as roles, ExitStack() as stack:
@@ -204,13 +207,14 @@ class _Service:
     def _open(self) -> None:
         """Open the store, claim the node's id in it, and begin all tasks that need the store.
 
-        The work of the task "store".  An unreachable store is logged, and tried again at the next
-        run; any other error is kept in ``_refusal`` and stops the service.
+        The work of the task "store", done once.  May create the store, and wait for a rival's
+        heartbeat.  An unreachable store is logged once a cause, and tried again every `CHECK_EVERY`
+        seconds; any other error is kept in ``_refusal`` and stops the service.
         """
         try:
             store = open_configured(self._config)
-            own = process_control.heartbeat(self._node, self._config.roles)
-            mine = claim(store, own, process_control.is_running, self._pause)
+            draft = process_control.heartbeat(self._node, self._config.roles)
+            first_beat = claim(store, draft, process_control.is_running, self._pause)
         except (Absent, Transient) as e:
             status = f"waiting for the store: {e}"
             if status != self._status and not self._stop.is_stopping:
@@ -222,14 +226,14 @@ class _Service:
             self._stop.ask()
             return
         self._opening.every = NEVER
-        self._heart = heart = Heart(store, mine, self._roles, self._stop)
+        self._heart = heart = Heart(store, first_beat, self._roles, self._stop)
         self._store.connect(store)
         if self._stop.is_stopping:
             return
-        values = {"node": mine.node, "roles": ",".join(mine.roles), "store": store.url}
+        values = {"node": first_beat.node, "roles": ",".join(first_beat.roles), "store": store.url}
         log.info("%s", pairs(phase="started", **values))
         roles = self._roles
-        self._beating = Task("heartbeat", mine.period, heart.beat, self._fatal)
+        self._beating = Task("heartbeat", first_beat.period, heart.beat, self._fatal)
         roles.local.append(self._beating)
         if roles.periodic:
             from ckptsync.service.head_roles import repeated  # noqa: PLC0415
@@ -239,7 +243,7 @@ class _Service:
         self._adopt([roles.local[-1], *roles.tasks, *roles.periodic])
 
     def _pause(self, seconds: float) -> None:
-        """Wait that many seconds, for another process's next heartbeat.
+        """Wait that many seconds, for another process's next heartbeat; the watchdog sees progress.
 
         Raises Transient if the service is stopped meanwhile.
         """
@@ -251,9 +255,10 @@ class _Service:
             time.sleep(0.25)
 
     def _check(self) -> None:
-        """Report to systemd's watchdog; request a stop after a hang, a reload or ``until_gone``.
+        """Report to systemd; request a stop after a hang (1), a reload or ``until_gone`` (0).
 
-        After a jump of the wall clock, all tasks that APScheduler repeats are started.
+        After a hang it prints all stacks, and reports nothing.  A new configuration with an error
+        is logged and not used.  After a jump of the wall clock it makes all periodic tasks due.
         """
         before, self._clock = self._clock, wall_minus_monotonic()
         if jump := clock_jump(before, self._clock):
@@ -287,8 +292,8 @@ class _Service:
     def _end(self) -> None:
         """Wait for running tasks and jobs, then write in the store that this process has stopped.
 
-        Each of the two waits takes `GRACE` at most.  If a task still runs after that, this ends the
-        process at once, since a thread cannot be killed.
+        Jobs are killed.  Each of the two waits takes `GRACE` at most.  If a task still runs after
+        that, this ends the process at once, since a thread cannot be killed.
         """
         self._notifier.send("STOPPING=1", "STATUS=stopping")
         head = self._roles.head

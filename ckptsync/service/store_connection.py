@@ -32,13 +32,15 @@ class Absent(StoreError):
 
 
 def open_configured(config: Config) -> Store:
-    """Open the store of a configuration; make it if there is none and this is the first worker.
+    """Return the store of a configuration, with its retries; the first worker creates it.
 
     Raises:
-        Absent: it may appear later: it was there before, or another node must make it.
-        Transient: it cannot be reached; there is no second try here.
-        ConfigError: it refuses this machine, which has never worked with it.
-        StoreError: its path cannot be read.
+        Absent: it may appear later: it was there before, its parent is missing, another node must
+            make it, or it refuses this machine, which has worked with it.
+        Transient: it cannot be reached; the first look is not repeated.
+        ConfigError: it refuses this machine, which has never worked with it.  Corrupt, Unsupported:
+            its format is unknown.
+        StoreError: it, or its path, cannot be read.
 
     """
     url = config.store.url
@@ -68,7 +70,7 @@ def check_not_gone(url: str, served: Iterable[str]) -> None:
 
     ``served``: the output directories that were uploaded to it, which prove that.  Else a cache of
     its records proves it, if the directory there is empty and older than the cache, as a mount
-    point is.
+    point is.  Raises OSError if that directory cannot be read.
     """
     from ckptsync.catalogue.cached import cache_path  # noqa: PLC0415 - a worker alone does without
 
@@ -87,9 +89,9 @@ def check_not_gone(url: str, served: Iterable[str]) -> None:
 
 
 def _empty_directory(url: str) -> Path | None:
-    """Return the directory at a path, or its parent, if it is empty and no mount; None otherwise.
+    """Return the directory at a path, or its parent without one, if it is empty and no mount.
 
-    None for a URL that is no path.  Raises ConfigError.
+    None otherwise, and for a remote URL. Raises ConfigError; OSError if it cannot be read.
     """
     location = located(url)
     if isinstance(location, Remote):
@@ -200,11 +202,17 @@ class ServiceStore(StoreWrapper):
         return self._store
 
     def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        """Write a file in the connected store.  Raises Transient also at a stop."""
+        """Write a file in the connected store.
+
+        Raises Transient before `connect`, and at a stop.
+        """
         self.inner.write(name, self._until_stop(name, chunks), about)
 
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        """Create a file in the connected store.  Raises Transient also at a stop."""
+        """Create a file in the connected store.
+
+        Raises Transient before `connect`, and at a stop.
+        """
         self.inner.create(name, self._until_stop(name, chunks), about)
 
     def _until_stop(self, name: str, chunks: Iterable[Chunk]) -> Iterable[Chunk]:

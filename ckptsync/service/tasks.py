@@ -127,7 +127,8 @@ class Task:
     def __call__(self) -> None:
         """Run once, in this thread, and set when it is due next.  Never raises.
 
-        After long work the pause is as long as the work, up to ``every``.
+        That is ``every`` seconds after this run began, but after a pause as long as the run (at
+        most ``every``); sooner after `at`.
         """
         with self._lock:
             self.is_running, self.began, self.due = True, time.monotonic(), NEVER
@@ -151,7 +152,10 @@ class Task:
             self()
 
     def _run(self) -> None:
-        """Do the work, store its outcome, and log what changed; give a bug to ``fatal``."""
+        """Do the work, store its outcome, and log what changed; give a bug to ``fatal``.
+
+        After a failure, or if the work returns None, the outcome before stays.  Sets ``error``.
+        """
         try:
             self.outcome = self._work() or self.outcome
             lines, self._logged = changed(self._logged, self.outcome.lines)
@@ -168,7 +172,7 @@ class Task:
             self.error = ""
 
     def _failed(self, e: CkptsyncError) -> None:
-        """Count and store an operator's error; log it unless the last run had the same."""
+        """Count and store an operator's error; log it unless the last run had the same text."""
         self.failures += 1
         if str(e) != self.error:
             details = {"exit_code": e.exit_code, "error": e, "hint": e.hint}
@@ -217,7 +221,7 @@ def progress_of_process() -> Activity:
 
 
 def _moved(path: str) -> int:
-    """Return the bytes that were read and written, 0 where a container hides them."""
+    """Return the bytes that /proc counts as read and written, 0 where a container hides them."""
     try:
         lines = Path(path).read_text("ascii").splitlines()
     except OSError:
@@ -242,7 +246,8 @@ class Watchdog:
     def check(self, tasks: Iterable[Task]) -> tuple[str, ...]:
         """Return the names of the running tasks without progress for more than ``limit`` seconds.
 
-        Remembers the counters of all running tasks for the next call, and sets ``hung``.
+        A task counts as idle from the first call that finds it running.  Remembers the counters of
+        all running tasks for the next call, and sets ``hung``.
         """
         self._checked = now = self._clock()
         last, self._last = self._last, {}

@@ -54,8 +54,9 @@ FIRST, LONGEST = 2.0, 15.0  # seconds until a store that is away is tried again,
 def rest_after(idle_seconds: float, every: float, finishes: float | None = None) -> float:
     """Return the seconds until the next scan or plan.
 
-    That is ``every``, or as long as nothing has changed, up to `LONGEST_REST`; less while a save is
-    unfinished.
+    Without an unfinished save: ``idle_seconds``, at least ``every``, and at most `LONGEST_REST` if
+    that is more.  With one: ``idle_seconds / PATIENCE``, between `UNFINISHED_EVERY` and ``every``;
+    or ``finishes``, if that is sooner and not 0.
 
     Args:
         idle_seconds: since the last change.
@@ -87,11 +88,14 @@ class _OutputDirectory:
     state: object = ()
 
     def has_changed(self) -> bool:
-        """Return whether a name has come or gone in ``folders`` since the last scan; reads them."""
+        """Read ``folders``; return whether a name has come or gone in them since the last scan."""
         return directory_states(self.folders) != self.state
 
     def scan(self, now: float) -> None:
-        """Scan this directory, and remember the state of its folders before the scan."""
+        """Scan now; set ``last_scan``, and ``folders`` and ``state`` as they were before the scan.
+
+        ``now``: monotonic.  Failures are in ``last_scan``.
+        """
         folders = directories_to_check(self.run.path)
         # before the scan: the next check sees what comes during it
         state = directory_states(folders)
@@ -152,7 +156,8 @@ class WorkerRole:
     def begin(self) -> None:
         """Find the output directories, lock their spools and begin to watch them.
 
-        Raises ConfigError if another worker has locked one, or no directory can be used.
+        Raises ConfigError if another worker has locked one; also if none can be used, and not only
+        because other users can write to them.  That none exists yet is no error.
         """
         for run in output_directories(self._config.worker.runs, self._store.url).runs:
             # one that cannot be used is a problem that each scan reports
@@ -165,7 +170,7 @@ class WorkerRole:
             raise ConfigError("; ".join(own_problems), hint="see worker.runs in the configuration")
 
     def close(self) -> None:
-        """Release watches and locks."""
+        """End the watch, wait for its threads, and release the locks."""
         if self._watch:
             self._watch.close()
         self._locks.close()
@@ -182,23 +187,28 @@ class WorkerRole:
         ]
 
     def running(self) -> Iterator[Progress]:
-        """Yield the progress of each save that is not completely stored, for heartbeats."""
+        """Yield the progress of saves that are not completely stored, and of repairs.
+
+        Directories that were removed count while their worker still uploads.
+        """
         offset = time.time() - time.monotonic()
         workers = [directory.worker for directory in self._directories.values()]
         for worker in (*workers, *tuple(self._removed.values())):
             yield from worker.running(offset)
 
     def hint(self, path: str = "") -> None:
-        """Make a scan of the output directory ``path`` due soon ("": of all).  Any thread."""
+        """Make a scan of the output directory ``path`` due ("": all), in 0.3 s.  Any thread."""
         with self._lock:
             self._hints.add(path)
         self.scanning.hint()
 
     def scan(self) -> Outcome:
-        """Scan the output directories with a hint, a changed name or an interval that is over.
+        """Scan each output directory that has a hint, a changed name or an interval that is over.
 
-        Finds the output directories anew every `scan_every` seconds, makes a plan due after a
-        change, and sets when the next scan is due.  Returns the last outcome if nothing was due.
+        Finds the directories anew every `scan_every` seconds, or when a new one has appeared.
+        Uploads wait during the scans (``scan_lock``).  Makes a plan due: at once if `Scan.due` is
+        0, within `scan_every` after a hint or a changed name.  Sets when the next scan is due.
+        Returns the outcome of all directories, with errors, or the last one if nothing was due.
         """
         now, every = time.monotonic(), self._every
         with self._lock:
@@ -231,7 +241,10 @@ class WorkerRole:
         return self._scanned(directories)
 
     def carry_logs(self) -> Outcome:
-        """Upload the logs that have changed; a StoreError of one run is only reported."""
+        """Upload the logs of all output directories that have changed; return notes and errors.
+
+        A run's StoreError is one of these errors, and holds up no other run.
+        """
         notes, errors = list[str](), list[str]()
         self._logs = {
             run: self._logs.get(run) or RunLogs(run, self._node, self._store)
@@ -249,7 +262,7 @@ class WorkerRole:
         return Outcome((*_left_out(errors), *lines), errors=tuple(errors), notes=tuple(notes))
 
     def _scanned(self, directories: list[_OutputDirectory]) -> Outcome:
-        """Return the outcome of the last scans of all directories."""
+        """Return the outcome of the last scans of these directories, and the problems of others."""
         scans = [directory.last_scan for directory in directories]
         failures = tuple(failure for scan in scans for failure in scan.failures)
         watch_notes = self._watch.notes() if self._watch else ()
@@ -271,10 +284,11 @@ class WorkerRole:
         )
 
     def _renew(self) -> None:
-        """Find the output directories again, and lock and watch those that are new.
+        """Find the output directories again; lock and watch those that are new.
 
-        Workers of directories that were removed are kept in ``_removed``, since they may still
-        upload.  A directory that cannot be used is a problem in the next outcome.
+        A directory that is no longer named or usable is dropped; if it was removed, its worker is
+        kept in ``_removed``, since it may still upload.  If the list has changed, the `Watch` is
+        replaced.  Problems are kept for the next outcome.
         """
         self._watched = list_watched(self._config.worker.runs)
         self._watched_state = directory_states(self._watched)  # before the directories are listed
@@ -313,7 +327,7 @@ class WorkerRole:
         self.planning.at(seconds)
 
     def _ended(self) -> None:
-        """Make `plan` report soon that an upload has ended; called by the queues."""
+        """Have `plan` report in `RESULTS_EVERY` seconds that an upload has ended.  Any thread."""
         self._has_results = True
         self.planning.at(RESULTS_EVERY)
 
@@ -321,8 +335,10 @@ class WorkerRole:
         """Queue uploads if a plan is due, and return the results of all workers.
 
         If only an upload has ended, this reports results and plans nothing; if neither, it returns
-        the last outcome.  Plans are due when a save is finished, every `scan_every` while something
-        is queued, and otherwise after `rest_after`, since only the store knows of damage to repair.
+        the last outcome.  The next plan is due after `scan_every`, or, while nothing is queued or
+        failed, after `rest_after`, since only the store knows of damage to repair.  After failures
+        that may pass it is due after a random, growing pause of at most `LONGEST` seconds.  Memory
+        is given back once the queue is empty.
         """
         now = time.monotonic()
         next_plan = now + self._every
@@ -366,11 +382,13 @@ class WorkerRole:
         )
 
     def _plan(self) -> None:
-        """Let the worker of every directory plan, also of removed ones that still upload.
+        """Let the worker of every directory plan; the workers of removed ones, too.
 
-        First scans directories that have changed since their last scan and removed ones, and writes
-        into each spool which store it belongs to.  A directory's error is kept in ``_plan_errors``.
-        Removed directories whose worker is done are dropped; their notes are kept.
+        Before that it scans directories whose last scan `is_outdated` and removed ones, and writes
+        into each spool which store it belongs to.  Waiting jobs of other directories leave the
+        queues.  A CkptsyncError is kept in ``_plan_errors``, and ends the plan of that directory
+        only.  Removed directories are dropped when their worker is done, or they exist again; the
+        last `NOTES` of their notes are kept.
         """
         self._plan_errors = []
         directories = self._directories
@@ -396,20 +414,23 @@ class WorkerRole:
 
 
 def worker_options(config: Config, node: str, run: RunDir) -> WorkerOptions:
-    """Return the options of a `Worker`, from the keys of ``worker`` and the threads."""
+    """Return the options of a `Worker`, from the keys of ``worker`` and `limits.threads`."""
     names = {f.name for f in fields(WorkerOptions)} & {f.name for f in fields(WorkerConfig)}
     keys = {name: getattr(config.worker, name) for name in names}
     return WorkerOptions(node, run, threads=config.limits.threads, **keys)
 
 
 def _left_out(problems: tuple[str, ...] | list[str]) -> list[Line]:
-    """Return a log line for each problem of a directory that is not served."""
+    """Return an error line for each problem of a directory, its plan or its logs."""
     texts = {problem: pairs(phase="left-out", error=problem) for problem in problems}
     return [Line(f"problem {key}", text, level="error") for key, text in texts.items()]
 
 
 def give_back_memory() -> None:
-    """Have glibc return freed memory to the system: some 20 MB after a large save."""
+    """Have glibc return freed memory to the system: some 20 MB after a large save.
+
+    Does nothing with another C library.
+    """
     with contextlib.suppress(OSError, AttributeError):  # musl has no such call, and keeps less
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -419,31 +440,34 @@ def worker_lines(
 ) -> Iterator[Line]:
     """Yield the log lines of a result: checkpoints, repairs, notes and failures.
 
-    ``running``: the progress of uploads by run and checkpoint, which says until when one waits.
+    Saves that were stored before have none.  Lost and missed ones, and failures, are errors; what
+    has notes, and repairs that were not possible, are warnings.  ``running``: the progress of
+    uploads by run and checkpoint, which says until when one waits.
     """
-    for p in result.progress:
-        if p.phase == "stored":  # `sent` was logged, or it was stored before this process began
+    for save in result.progress:
+        if save.phase == "stored":  # `sent` was logged, or it was stored before this process began
             continue
         values: dict[str, object] = {
-            "run": p.run,
-            "checkpoint": p.checkpoint,
-            "location": p.location,
+            "run": save.run,
+            "checkpoint": save.checkpoint,
+            "location": save.location,
         }
-        if p.phase == "sent":
-            values |= {"files": p.files, "bytes": p.size}
-        elif p.phase in ("waiting", "not-final"):
-            values["reason"] = p.detail.partition("; finished if")[0]  # what follows counts seconds
-        elif p.phase != "failed":  # a failure has its own line
-            values["detail"] = p.detail
-        text = state = pairs(phase=p.phase, **values, notes="; ".join(p.notes))
-        entry = running.get((p.run, p.checkpoint))
-        if p.phase == "waiting" and entry and entry.until is not None:
+        if save.phase == "sent":
+            values |= {"files": save.files, "bytes": save.size}
+        elif save.phase in ("waiting", "not-final"):
+            # what follows counts seconds
+            values["reason"] = save.detail.partition("; finished if")[0]
+        elif save.phase != "failed":  # a failure has its own line
+            values["detail"] = save.detail
+        text = state = pairs(phase=save.phase, **values, notes="; ".join(save.notes))
+        entry = running.get((save.run, save.checkpoint))
+        if save.phase == "waiting" and entry and entry.until is not None:
             values["until"] = moment(entry.until)
-            text = pairs(phase=p.phase, **values, notes="; ".join(p.notes))
-        is_lost = p.phase in ("missed", "lost")
-        level: Literal["info", "warning", "error"] = "warning" if p.notes else "info"
+            text = pairs(phase=save.phase, **values, notes="; ".join(save.notes))
+        is_lost = save.phase in ("missed", "lost")
+        level: Literal["info", "warning", "error"] = "warning" if save.notes else "info"
         level = "error" if is_lost else level
-        yield Line(f"checkpoint {p.run}/{p.checkpoint} {p.k}", text, level, state)
+        yield Line(f"checkpoint {save.run}/{save.checkpoint} {save.k}", text, level, state)
     for repair in result.repairs:
         phase = "not-repaired" if repair.reason else "repaired"
         subject = {"run": repair.run, "file": repair.name, "report": repair.report}

@@ -77,7 +77,7 @@ class Alarm:
     todo: str
 
     def __post_init__(self) -> None:
-        """Clean and cut the texts."""
+        """Escape control characters in the texts, and cut each to `LONGEST` characters."""
         for name in ("subject", "text", "todo"):
             object.__setattr__(self, name, clean(getattr(self, name), LONGEST))
 
@@ -164,9 +164,9 @@ class Terms:
 def decide(alarms: Iterable[Alarm], memory: Memory, terms: Terms, now: float) -> Decision:
     """Return the messages to send now, given the alarms that hold.
 
-    An alarm is raised if it is new or has become critical, repeated after ``terms.repeat``, and
-    resolved once it has not held for `HOLD`. Alarms of other kinds than ``terms.kinds`` count as
-    not holding.
+    An alarm is raised if it is new or has become critical, repeated once ``terms.repeat`` has
+    passed or the clock was set back, and resolved once it has not held for `HOLD`. Alarms of other
+    kinds than ``terms.kinds`` count as not holding.
     """
     holding = {a.key: a for a in alarms if a.kind in terms.kinds}
     if_not_sent = {
@@ -190,7 +190,10 @@ def decide(alarms: Iterable[Alarm], memory: Memory, terms: Terms, now: float) ->
 
 
 def document(messages: Sequence[Message], store: str, head: str, now: float) -> dict[str, Any]:
-    """Return the document that channels deliver (docs/monitoring.md), with a title and a text."""
+    """Return the document that channels deliver (docs/monitoring.md), with a title and a text.
+
+    Its severity is the highest of those that hold, or "resolved". Its text has some of the alarms.
+    """
     counts = Counter(m.status for m in messages)
     statuses = (status for status in get_args(MessageStatus) if counts[status])
     heading = ", ".join(f"{counts[status]} {status}" for status in statuses)
@@ -201,19 +204,19 @@ def document(messages: Sequence[Message], store: str, head: str, now: float) -> 
         | asdict(m.alarm)
         for m in messages
     ]
-    about = {"store": store, "head": head, "at": now}
-    return _document(about, heading, severity, _entries(messages, store), alarms)
+    origin = {"store": store, "head": head, "at": now}
+    return _document(origin, heading, severity, _entries(messages, store), alarms)
 
 
 def test_document(store: str, head: str, now: float) -> dict[str, Any]:
     """Return the document of `ckptsync alert test`."""
     entry = f"Sent by `ckptsync alert test` on {clean(head, LONGEST)}: alerts arrive here."
-    about = {"store": store, "head": head, "at": now}
-    return _document(about, "test", "test", [entry, "Nothing is wrong."], [])
+    origin = {"store": store, "head": head, "at": now}
+    return _document(origin, "test", "test", [entry, "Nothing is wrong."], [])
 
 
 def _document(
-    about: Mapping[str, Any],
+    origin: Mapping[str, Any],
     heading: str,
     severity: str,
     entries: Iterable[str],
@@ -223,14 +226,17 @@ def _document(
 
     ``about``: its store, head and time. ``entries``: the lines of its text.
     """
-    title = f"ckptsync: {heading} ({about['store']})"
+    title = f"ckptsync: {heading} ({origin['store']})"
     text = "\n".join([title, *entries])
     texts = {"severity": severity, "title": title, "text": text}
-    return {"format": FORMAT, **about, **texts, "alarms": alarms}
+    return {"format": FORMAT, **origin, **texts, "alarms": alarms}
 
 
 def _entries(messages: Sequence[Message], store: str) -> Iterator[str]:
-    """Yield the text of each alarm, of the first `MOST_OF_CODE` of a code and `MOST` in all."""
+    """Yield the text of each alarm: at most `MOST_OF_CODE` of a status and code, and `MOST` in all.
+
+    A line counts those left out of each status and code.
+    """
     groups: dict[tuple[str, str], list[Message]] = {}
     for message in messages:
         groups.setdefault((message.status, message.alarm.code), []).append(message)

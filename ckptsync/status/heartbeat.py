@@ -162,7 +162,7 @@ _FACTS = Decoder(Facts, "a node's facts", LIMIT)
 
 
 def heartbeat_name(node: str, roles: tuple[str, ...]) -> str:
-    """Return the name of a node's heartbeat.
+    """Return the name of a node's heartbeat in the store.
 
     A head without a worker has a name of its own (no node id has a ``~``), since a worker may share
     its machine.
@@ -176,15 +176,15 @@ def facts_name(node: str, roles: tuple[str, ...]) -> str:
 
 
 def decode(name: str, data: bytes) -> Heartbeat | Facts:
-    """Return the heartbeat, or the facts, in a file's bytes. Raises Corrupt."""
+    """Return the facts (a name that ends with `FACTS`) or heartbeat in bytes. Raises Corrupt."""
     return (_FACTS if name.endswith(FACTS) else _HEARTBEATS).decode(data, name)
 
 
 def write(store: Store, heart: Heartbeat) -> None:
     """Replace the node's last heartbeat. Raises StoreError.
 
-    It is one line of JSON. If that is longer than `LIMIT`, as with thousands of failures, its lists
-    are cut.
+    It is one line of JSON. While that is longer than `LIMIT`, as with thousands of failures, all
+    its lists are halved, from 2048 entries on.
     """
     most = 4096
     while len(data := _line(heart)) > LIMIT and most:
@@ -221,7 +221,7 @@ def _line(record: Heartbeat | Facts) -> bytes:
 
 
 def read(store: Store, node: str, roles: tuple[str, ...]) -> Heartbeat | None:
-    """Return the last heartbeat of a node; None if there is none that can be read."""
+    """Return the last heartbeat of a node; None if it is missing or damaged. Raises StoreError."""
     name = heartbeat_name(node, roles)
     try:
         return _HEARTBEATS.decode(read_all(store, name, LIMIT), name)
@@ -234,7 +234,7 @@ class Rival(ConfigError):
 
 
 def claim(
-    store: Store, mine: Heartbeat, is_running: IsRunning, pause: Callable[[float], object]
+    store: Store, first_beat: Heartbeat, is_running: IsRunning, pause: Callable[[float], object]
 ) -> Heartbeat:
     """Claim the node's id by writing a first heartbeat, which is returned.
 
@@ -243,7 +243,7 @@ def claim(
 
     Raises Rival if that worker lives, StoreError, and what ``pause`` raises.
     """
-    rival = _find_rival(store, mine)
+    rival = _find_rival(store, first_beat)
     if rival:
         lives = is_running(rival)
         if lives is None:
@@ -253,39 +253,42 @@ def claim(
             lives = now is not None and not now.stopped and (now.instance, now.beat) != last_beat
         if lives:
             raise _rival_error(rival)
-    return _write_next(store, mine)
+    return _write_next(store, first_beat)
 
 
-def beat(store: Store, mine: Heartbeat) -> Heartbeat:
+def beat(store: Store, last_beat: Heartbeat) -> Heartbeat:
     """Write and return the next heartbeat.
 
     Raises StoreError, and Rival if another worker has this node id and was started earlier: of two,
     exactly the later one stops.
     """
-    rival = _find_rival(store, mine)
-    if rival and (rival.started, rival.instance) < (mine.started, mine.instance):
+    rival = _find_rival(store, last_beat)
+    if rival and (rival.started, rival.instance) < (last_beat.started, last_beat.instance):
         raise _rival_error(rival)
-    return _write_next(store, mine)
+    return _write_next(store, last_beat)
 
 
-def farewell(store: Store, mine: Heartbeat) -> StoreError | None:
-    """Write that this process has stopped; return the StoreError if that fails, else None."""
+def farewell(store: Store, last_beat: Heartbeat) -> StoreError | None:
+    """Write that this process has stopped and runs nothing; return the StoreError if that fails."""
     try:
-        write(store, replace(mine, beat=mine.beat + 1, stopped=True, running=()))
+        write(store, replace(last_beat, beat=last_beat.beat + 1, stopped=True, running=()))
     except StoreError as e:
         return e
     return None
 
 
-def _find_rival(store: Store, mine: Heartbeat) -> Heartbeat | None:
-    """Return the last heartbeat of another worker with this node id, unless it has stopped."""
-    last = read(store, mine.node, mine.roles) if "worker" in mine.roles else None
-    return last if last and not last.stopped and last.instance != mine.instance else None
+def _find_rival(store: Store, heart: Heartbeat) -> Heartbeat | None:
+    """Return the last heartbeat of another worker with this node id, unless it has stopped.
+
+    None without one, and for a head without a worker. Raises StoreError.
+    """
+    last = read(store, heart.node, heart.roles) if "worker" in heart.roles else None
+    return last if last and not last.stopped and last.instance != heart.instance else None
 
 
-def _write_next(store: Store, mine: Heartbeat) -> Heartbeat:
-    """Write and return the next heartbeat."""
-    following = replace(mine, beat=mine.beat + 1)
+def _write_next(store: Store, last_beat: Heartbeat) -> Heartbeat:
+    """Write and return the heartbeat after ``last_beat``. Raises StoreError."""
+    following = replace(last_beat, beat=last_beat.beat + 1)
     write(store, following)
     return following
 

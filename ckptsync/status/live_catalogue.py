@@ -62,6 +62,7 @@ def add_node_progress(
     """Return a catalogue with the progress of its live nodes, for a ``run`` or for all ("").
 
     Progress of silent and stopped nodes, and work that the store shows to be done, is left out.
+    Uploads to locations without a manifest are added to ``begun``. Without any it is unchanged.
     """
     works = [
         (progress, node)
@@ -98,7 +99,7 @@ def _entry(
 ) -> NodeProgress | None:
     """Return a node's progress on a location; None if the store shows that it is done.
 
-    ``stored``: the store's summaries by run and checkpoint.
+    Sets a missing location (`_location`). ``stored``: summaries by run and checkpoint.
     """
     summaries = stored.get((progress.run, progress.checkpoint), [])
     location = progress.location or _location(progress.checkpoint, summaries)
@@ -118,13 +119,19 @@ def _entry(
 
 
 def _location(checkpoint: str, stored: Sequence[Summary]) -> str:
-    """Return the location of an upload that has not chosen one yet: the unfinished one, if any."""
+    """Return the location of an upload that has not chosen one yet.
+
+    That is the checkpoint's name if it is unfinished or no other one is, else the first unfinished.
+    """
     unfinished = [s.location for s in stored if s.status in ("INCOMPLETE", "UPLOADING")]
     return unfinished[0] if unfinished and checkpoint not in unfinished else checkpoint
 
 
 def _is_over(progress: Progress, node: Node, summary: Summary) -> bool:
-    """Return whether the store's records show that an entry's work is done."""
+    """Return whether the store's records show that an entry's work is done.
+
+    An upload or verification: if its record is newer than the heartbeat. Repairs, events: False.
+    """
     if progress.kind == "upload":
         return node.node in summary.nodes and summary.arrived > node.beat
     if progress.kind == "consolidate":
@@ -132,34 +139,41 @@ def _is_over(progress: Progress, node: Node, summary: Summary) -> bool:
     return progress.kind == "verify" and summary.proof.when > node.beat
 
 
-def _on_its_way(s: Summary, entries: Sequence[NodeProgress]) -> Summary:
+def _on_its_way(summary: Summary, entries: Sequence[NodeProgress]) -> Summary:
     """Return a location that has manifests, with the status and sizes of what is still uploaded.
 
-    Unchanged unless it is INCOMPLETE or UPLOADING and has entries.
+    Unchanged unless it is INCOMPLETE or UPLOADING and has entries.  UPLOADING if bytes move or
+    another node announced it, else WAITING.
     """
-    if s.status not in ("INCOMPLETE", "UPLOADING") or not entries:
-        return s
+    if summary.status not in ("INCOMPLETE", "UPLOADING") or not entries:
+        return summary
     sending = {e.node for e in entries if e.is_moving}
-    more = [e for e in entries if e.node not in s.nodes]
-    whole, done = (s.size + sum(getattr(e, name) for e in more) for name in ("total", "done"))
-    is_uploading = sending or s.status == "UPLOADING"
+    other_entries = [e for e in entries if e.node not in summary.nodes]
+    whole, done = (
+        summary.size + sum(getattr(e, name) for e in other_entries) for name in ("total", "done")
+    )
+    is_uploading = sending or summary.status == "UPLOADING"
     return replace(
-        s,
+        summary,
         status="UPLOADING" if is_uploading else "WAITING",
-        uploading=tuple(sorted({*s.uploading, *sending})),
+        uploading=tuple(sorted({*summary.uploading, *sending})),
         whole=whole,
         demanded=whole,
         present=min(done, whole),
     )
 
 
-def _describe_begun(s: Summary | None, entries: Sequence[NodeProgress]) -> Summary:
-    """Return a location that no manifest names, from its announcements and its nodes' progress."""
+def _describe_begun(summary: Summary | None, entries: Sequence[NodeProgress]) -> Summary:
+    """Return a location that no manifest names, from its announcements and its nodes' progress.
+
+    ``summary``: that of its announcements, or None.  UPLOADING if bytes move or are announced,
+    REFUSED if all entries are, else WAITING.  ``entries``: one or more.
+    """
     first = entries[0]
     since = min(e.since for e in entries)
     sending = {e.node for e in entries if e.is_moving}
-    if s is None:
-        s = Summary(
+    if summary is None:
+        summary = Summary(
             run=first.run,
             checkpoint=first.checkpoint,
             location=first.location,
@@ -169,15 +183,15 @@ def _describe_begun(s: Summary | None, entries: Sequence[NodeProgress]) -> Summa
             first_arrival=since,
             arrived=since,
         )
-    whole = max(s.size, sum(e.total for e in entries))
-    status: Status = "UPLOADING" if sending or s.uploading else "WAITING"
+    whole = max(summary.size, sum(e.total for e in entries))
+    status: Status = "UPLOADING" if sending or summary.uploading else "WAITING"
     if status == "WAITING" and all(e.state == "refused" for e in entries):
         status = "REFUSED"
     return replace(
-        s,
+        summary,
         status=status,
-        uploading=tuple(sorted({*s.uploading, *sending})),
-        evidence=tuple(dict.fromkeys(e.reason for e in entries if e.reason)) or s.evidence,
+        uploading=tuple(sorted({*summary.uploading, *sending})),
+        evidence=tuple(dict.fromkeys(e.reason for e in entries if e.reason)) or summary.evidence,
         whole=whole,
         demanded=whole,
         present=min(whole, sum(e.done for e in entries)),
@@ -231,7 +245,7 @@ def describe(entry: NodeProgress, now: float) -> str:
 
 
 def _amounts(entry: NodeProgress, *, is_dated: bool) -> Iterator[str]:
-    """Yield the percentage or bytes of a moving entry; unless dated also its rate and time left."""
+    """Yield a moving entry's percentage or bytes; unless dated also its rate and time left."""
     if entry.total:
         yield f"{100 * entry.done // entry.total} % of {show_size(entry.total)}"
     elif entry.done:

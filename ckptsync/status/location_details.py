@@ -23,23 +23,23 @@ FILES = 1000  # of a location that are shown
 DAMAGED = 100  # files of a location, ranges and tensors of a file
 
 
-def describe_progress(s: Summary, curves: Mapping[str, Curve]) -> dict[str, Any]:
-    """Return when a location was saved, uploaded, merged and verified, and its metrics.
+def describe_progress(summary: Summary, curves: Mapping[str, Curve]) -> dict[str, Any]:
+    """Return when a location was saved, uploaded, merged and verified, its metrics and its weights.
 
-    A location without a manifest is not uploaded, and has no values of the stored curves, which end
-    before it.
+    A time is None if that has not happened.  A location without a manifest is not uploaded, and has
+    no values of the stored curves, which end before it.
     """
-    curves = curves if s.manifests else {}
+    curves = curves if summary.manifests else {}
     return {
-        "step": s.step,
-        "saved": s.ended or None,
-        "uploaded": (s.arrived or None) if s.manifests else None,
-        "merged": s.merged or None,
-        "verified": (s.proof.when or None) if s.status == "VERIFIED" else None,
-        "kept": bool(s.kept),
-        "metrics": dict(s.metrics),
-        **{metric: value_at(curves, metric, s.step) for metric in ("loss", "eval_loss")},
-        "weights": describe_weights(s.weights),
+        "step": summary.step,
+        "saved": summary.ended or None,
+        "uploaded": (summary.arrived or None) if summary.manifests else None,
+        "merged": summary.merged or None,
+        "verified": (summary.proof.when or None) if summary.status == "VERIFIED" else None,
+        "kept": bool(summary.kept),
+        "metrics": dict(summary.metrics),
+        **{metric: value_at(curves, metric, summary.step) for metric in ("loss", "eval_loss")},
+        "weights": describe_weights(summary.weights),
     }
 
 
@@ -104,7 +104,7 @@ def _files(location: LocationState) -> Iterator[dict[str, Any]]:
 
 
 def _damage(location: LocationState) -> Iterator[dict[str, Any]]:
-    """Yield the damage that no later report answers."""
+    """Yield the damage that no later report answers; cut its ranges and tensors to `DAMAGED`."""
     for finding in unanswered_findings(location):
         if finding.kind in DAMAGE:
             yield {
@@ -117,7 +117,7 @@ def _damage(location: LocationState) -> Iterator[dict[str, Any]]:
 
 
 def _reports(location: LocationState) -> Iterator[dict[str, Any]]:
-    """Yield the reports of a location, the newest first."""
+    """Yield the `DAMAGED` newest reports of a location, the newest first."""
     for report in sorted(location.records.reports.values(), key=lambda r: -r.n)[:DAMAGED]:
         yield {
             "n": report.n,
@@ -129,9 +129,9 @@ def _reports(location: LocationState) -> Iterator[dict[str, Any]]:
         }
 
 
-def commands(url: str, s: Summary) -> dict[str, str]:
-    """Return the commands that a person may want for a location, by their names."""
-    target = f"{s.run}/{s.location}"
+def commands(url: str, summary: Summary) -> dict[str, str]:
+    """Return the commands that a person may want for a location; pull_model only for a model."""
+    target = f"{summary.run}/{summary.location}"
     words = {
         "pull": ["pull", target, "DIR"],
         "verify": ["verify", target],
@@ -139,7 +139,7 @@ def commands(url: str, s: Summary) -> dict[str, str]:
         "keep": ["keep", target],
         "ls": ["ls", target],
     }
-    if s.consolidated:
+    if summary.consolidated:
         words["pull_model"] = ["pull", target, "DIR", "--consolidated"]
     return {
         name: shlex.join(["ckptsync", *arguments, "--store", url])

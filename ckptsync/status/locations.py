@@ -19,7 +19,7 @@ def describe_locations(
 ) -> list[dict[str, Any]]:
     """Return locations as ``--json`` has them, each with the progress of nodes on it.
 
-    ``url``: of the store, for commands and the models' URLs.
+    ``summaries``: all of their runs, since each names its newer save. ``url``: the store's.
     """
     newer, entries = newer_saves(summaries), by_location(running)
     return [
@@ -78,7 +78,7 @@ def newer_saves(summaries: Iterable[Summary]) -> Mapping[tuple[str, str], str]:
     """Return, by run and location of an older save of a checkpoint, the location of the newest.
 
     A resumed training writes ``final`` once more, for example.  A location that may be another part
-    of the same save is not a newer one.
+    of the same save is not a newer one; retired ones are left out.
     """
     runs: dict[str, list[Summary]] = {}
     for summary in summaries:

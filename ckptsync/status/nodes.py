@@ -64,7 +64,7 @@ class NodeFiles:
         """Return the time on the store's clock, never before the newest heartbeat.
 
         That is ``clock`` (of this machine), corrected by the heartbeats of this ``machine``, which
-        hold both clocks' times.
+        hold both clocks' times; of several the least correction. Without one it is not corrected.
         """
         files = [(k.content, k.entry.mtime) for k in self.hearts]
         heartbeats = [(heart, mtime) for heart, mtime in files if isinstance(heart, Heartbeat)]
@@ -86,8 +86,8 @@ def read_nodes(
 ) -> NodeFiles:
     """Return the files of all nodes; read only those that changed since ``before``.
 
-    ``each``: `map`, or a pool's. Without ``with_facts`` only heartbeats are read. A file that
-    cannot be decoded is returned with its error. Raises StoreError.
+    ``each``: `map`, or a pool's, whose threads then read. Without ``with_facts`` facts are left
+    out. A file that cannot be decoded is returned with its error. Raises StoreError.
     """
     last = before.files if before else {}
     entries = [
@@ -144,7 +144,10 @@ def list_nodes(files: NodeFiles, now: float) -> tuple[Node, ...]:
 
 
 def _node(file: NodeFile, facts: Facts | Corrupt | None, now: float) -> Node:
-    """Return one node, from its heartbeat and its facts; a note says if those cannot be read."""
+    """Return one node, from its heartbeat and its facts; a note says if those cannot be read.
+
+    It is alive up to `SILENT` periods after its beat. Its work's times become the store's.
+    """
     heart, beat = file.content, file.entry.mtime
     age = max(0.0, now - beat)
     if not isinstance(heart, Heartbeat):

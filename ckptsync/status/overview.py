@@ -74,7 +74,7 @@ def overview(
     patience: Patience,
     run: str = "",
 ) -> Overview:
-    """Return the overview of a store, with the alarms that hold.
+    """Return the overview of a store, with the alarms that hold.  Pure.
 
     Args:
         store: its URL.
@@ -83,7 +83,8 @@ def overview(
         now: the time on the store's clock.
         room: its free space, None if unknown.
         patience: the times after which alarms are raised.
-        run: the only run that is shown, or "" for all.
+        run: the only run of which work and its alarms are shown, or "" for all; ``catalogue`` must
+            be of it already.  Nodes are all shown.
 
     """
     nodes = list_nodes(files, now)
@@ -116,7 +117,11 @@ def overview(
 
 
 def document(overview: Overview) -> dict[str, Any]:
-    """Return an overview as plain values (docs/monitoring.md), without its locations."""
+    """Return an overview as plain values (docs/monitoring.md), without its locations.
+
+    ``repairs`` has the DAMAGED locations, ``retired`` what is or will be deleted, ``kept`` what
+    users protect, ``unreadable`` the texts of faults.
+    """
     summaries = overview.catalogue.summaries
     return {
         "store": overview.store,
@@ -151,7 +156,7 @@ def document(overview: Overview) -> dict[str, Any]:
 
 
 def _node_document(node: Node) -> dict[str, Any]:
-    """Return a node as plain values; ``running`` of the overview has its work in full."""
+    """Return a node as plain values, without ``running``, which the overview has in full."""
     values = asdict(node)
     del values["running"]
     jobs = [
@@ -178,17 +183,17 @@ def _sized(run: dict[str, Any]) -> dict[str, Any]:
     return {names.get(key, key): value for key, value in run.items()}
 
 
-def _repair(s: Summary, nodes: Sequence[Node]) -> dict[str, Any]:
+def _repair(summary: Summary, nodes: Sequence[Node]) -> dict[str, Any]:
     """Return a location's damage, its last repair, and the nodes that cannot repair it."""
     return {
-        "run": s.run,
-        "location": s.location,
-        "reports": len(s.proof.damage),
-        "reported": s.proof.damaged_at,
-        "changed": s.proof.rewritten_at or None,
-        "findings": list(s.evidence),
-        "nodes": list(s.nodes),
-        "lacking": list(_list_lacking(s, nodes)),
+        "run": summary.run,
+        "location": summary.location,
+        "reports": len(summary.proof.damage),
+        "reported": summary.proof.damaged_at,
+        "changed": summary.proof.rewritten_at or None,
+        "findings": list(summary.evidence),
+        "nodes": list(summary.nodes),
+        "lacking": list(_list_lacking(summary, nodes)),
     }
 
 
@@ -196,7 +201,10 @@ def _repair(s: Summary, nodes: Sequence[Node]) -> dict[str, Any]:
 
 
 def _find_alarms(overview: Overview, patience: Patience) -> Iterator[Alarm]:
-    """Yield all alarms that hold in an overview whose own ``alarms`` are still empty."""
+    """Yield all alarms that hold in an overview whose own ``alarms`` are still empty.
+
+    Node problems, full disks and failed events are those of live nodes only.
+    """
     yield from _find_damage(overview, patience)
     yield from _find_stalled_runs(overview, patience)
     yield from _find_full_store(overview)
@@ -225,16 +233,15 @@ def _find_alarms(overview: Overview, patience: Patience) -> Iterator[Alarm]:
 
 
 def _list_lacking(s: Summary, nodes: Sequence[Node]) -> tuple[str, ...]:
-    """Return the nodes of a damaged location that lack bytes which a report asks for."""
+    """Return a damaged location's nodes that lack bytes of a reported file, or their manifest."""
     requests = {*s.proof.damage, *s.manifests}
     return tuple(n.node for n in nodes if n.node in s.nodes and not requests.isdisjoint(n.lacks))
 
 
 def _find_silent_nodes(overview: Overview, patience: Patience) -> Iterator[Alarm]:
-    """Yield an alarm for each silent node; critical if it has something to upload.
+    """Yield an alarm for each silent node; critical if it has work, or a save waits for its part.
 
-    Only nodes that have been silent for longer than ``patience.node`` and less than
-    ``patience.over``.
+    Only nodes that are silent for more than ``patience.node`` and less than ``over``.
     """
     for node in overview.nodes:
         if node.state != "silent" or not patience.node < node.age < patience.over:
@@ -257,7 +264,10 @@ def _find_silent_nodes(overview: Overview, patience: Patience) -> Iterator[Alarm
 
 
 def _find_missing_head(overview: Overview, patience: Patience) -> Iterator[Alarm]:
-    """Yield an alarm if there were heads or verifiers, and all are silent for ``patience.node``."""
+    """Yield an alarm if there were heads or verifiers, none is alive, and all are silent for long.
+
+    That is for more than ``patience.node``.
+    """
     heads = [n for n in overview.nodes if {"head", "verifier"} & {*n.roles}]
     if not heads or any(n.state == "alive" for n in heads):
         return
@@ -272,10 +282,10 @@ def _find_missing_head(overview: Overview, patience: Patience) -> Iterator[Alarm
 
 
 def _find_full_disk(disk: Disk, title: str, save: int) -> Iterator[Alarm]:
-    """Yield the alarms of an output directory's file system.
+    """Yield the alarms of an output directory's file system, named ``title``.
 
-    One if it has no room for one save (``save`` bytes), or is 98 % full; one if the spool uses 90 %
-    of its budget.
+    One, critical, if less than one save (``save`` bytes) or 2 % are free.  One if the spool uses 90
+    % of its budget; critical at 100 %.
     """
     if disk.free < max(save, disk.total // 50):
         takes = f"; a save needs {show_size(save)}" if save else ""
@@ -296,7 +306,11 @@ def _find_full_disk(disk: Disk, title: str, save: int) -> Iterator[Alarm]:
 
 
 def _find_node_problems(node: Node, patience: Patience) -> Iterator[Alarm]:
-    """Yield alarms of a live node: no space, blocked saves, a long queue, a wrong clock."""
+    """Yield alarms of a live node: no space, blocked saves, a long queue, a wrong clock.
+
+    A queue is long if its oldest upload has waited for more than ``patience.slow``; a clock is
+    wrong if it differs from the store's by more than `SKEW`.
+    """
     full = [error for error in node.errors if any(words in error.lower() for words in FULL)]
     if full:
         text = f"{node.name}: {_first(full)}"
@@ -324,7 +338,10 @@ def _find_node_problems(node: Node, patience: Patience) -> Iterator[Alarm]:
 
 
 def _save_sizes(summaries: Sequence[Summary]) -> dict[str, int]:
-    """Return, by node, about how many bytes it writes at a save: its share of its newest one."""
+    """Return, by node, about how many bytes it writes at a save.
+
+    That is the size of its newest location, divided by the number of that location's nodes.
+    """
     newest: dict[str, Summary] = {}
     for s in summaries:
         for node in s.nodes:
@@ -336,7 +353,7 @@ def _save_sizes(summaries: Sequence[Summary]) -> dict[str, int]:
 def _find_damage(overview: Overview, patience: Patience) -> Iterator[Alarm]:
     """Yield alarms of damaged and conflicting locations, unnamed files and unreadable records.
 
-    A conflict is left out once it is older than ``patience.over``.
+    A conflict is left out from the age ``patience.over`` on.
     """
     for s in overview.catalogue.summaries:
         target = f"{s.run}/{s.location}"
@@ -360,7 +377,8 @@ def _find_damage(overview: Overview, patience: Patience) -> Iterator[Alarm]:
 def _damaged(s: Summary, overview: Overview) -> Alarm:
     """Return the alarm of a damaged location, which says who repairs it.
 
-    It is a warning once all damaged files were written again, and await verification.
+    It is a warning once all damaged files were written again, and await verification; else
+    critical, and if no node has a file's bytes, it says that instead.
     """
     target, nodes = f"{s.run}/{s.location}", overview.nodes
     text, since = f"{target}: {_first(s.evidence)}", s.proof.damaged_at
@@ -396,26 +414,30 @@ def _damaged(s: Summary, overview: Overview) -> Alarm:
 _NODE_DOES = {"file": "uploads again what it still has", "record": "writes its record again"}
 
 
-def _is_lost(file: DamagedFile, s: Summary, nodes: Sequence[Node]) -> bool:
-    """Return whether no node has a damaged file's bytes, or a model's shards are deleted."""
+def _is_lost(file: DamagedFile, summary: Summary, nodes: Sequence[Node]) -> bool:
+    """Return whether a damaged file cannot be repaired.
+
+    That is if all its nodes say that they lack its bytes; of a model, if its shards are deleted or
+    will be.  False for a file that no node is known to have had.
+    """
     if file.of == "model":
-        return bool(s.shards_retired)
-    return bool(file.nodes) and not _owners(file, s, nodes)
+        return bool(summary.shards_retired)
+    return bool(file.nodes) and not _owners(file, summary, nodes)
 
 
-def _owners(file: DamagedFile, s: Summary, nodes: Sequence[Node]) -> list[str]:
+def _owners(file: DamagedFile, summary: Summary, nodes: Sequence[Node]) -> list[str]:
     """Return the nodes of a damaged file whose heartbeats do not say that they lack its bytes."""
     lacking = {
         node.node
         for node in nodes
-        if f"{s.run}/{file.name}" in node.lacks
-        or any(file.name in node.lacks.get(report, ()) for report in s.proof.damage)
+        if f"{summary.run}/{file.name}" in node.lacks
+        or any(file.name in node.lacks.get(report, ()) for report in summary.proof.damage)
     }
     return [name for name in file.nodes if name not in lacking]
 
 
 def _owners_sentence(owners: Sequence[str], does: str, overview: Overview) -> str:
-    """Return a sentence: which nodes repair their part, and whose service must be started first."""
+    """Return a sentence: which nodes repair their part, or whose service must be started first."""
     alive = {node.node for node in overview.alive if "worker" in node.roles}
     stopped = [name for name in owners if name not in alive]
     start = f"start the service on {_names(stopped)}: it" if stopped else _names(owners)
@@ -436,7 +458,7 @@ def _repair_command(overview: Overview, target: str) -> str:
 
 
 def _record_sentence(fault: Fault, overview: Overview) -> str:
-    """Return a sentence: what to do about a record that cannot be read."""
+    """Return a sentence: what to do about a record that cannot be read, by its kind and error."""
     kind, node = fault.record.kind, fault.record.node
     if isinstance(fault.error, Unsupported):
         return "a newer ckptsync wrote it: upgrade this one"
@@ -454,7 +476,10 @@ def _record_sentence(fault: Fault, overview: Overview) -> str:
 
 
 def _find_unnamed_files(overview: Overview) -> Iterator[Alarm]:
-    """Yield an alarm for each run with files that no record names and that may be executed."""
+    """Yield an alarm for each run with files that no record names and that may be executed.
+
+    Only locations that are VERIFIED or CONSOLIDATED count; the last one is named.
+    """
     proven = (s for s in overview.catalogue.summaries if s.status in ("VERIFIED", "CONSOLIDATED"))
     for run, locations in _by_run(s for s in proven if s.unnamed_runs).items():
         more = (
@@ -473,8 +498,9 @@ def _find_unnamed_files(overview: Overview) -> Iterator[Alarm]:
 def _find_stalled_runs(overview: Overview, patience: Patience) -> Iterator[Alarm]:
     """Yield an alarm for each run whose next checkpoint is late by its own usual interval.
 
-    Runs that ended, have queued uploads, or have no live worker are left out, and runs whose last
-    checkpoint is older than ``patience.over``.
+    Late: ``steps`` intervals, at least ``least`` seconds.  It is critical if the training's process
+    died.  Left out are runs that ended, have queued uploads, or have no live worker; and, from the
+    age ``over`` of the last checkpoint on (without a hook ``ended``, or 10 intervals), all others.
     """
     workers = [n for n in overview.alive if "worker" in n.roles]
     alive = {n.node for n in workers}
@@ -503,9 +529,9 @@ def _find_stalled_runs(overview: Overview, patience: Patience) -> Iterator[Alarm
 
 
 def _find_full_store(overview: Overview) -> Iterator[Alarm]:
-    """Yield an alarm if the store has no room for two of its largest checkpoints, or is 98 % full.
+    """Yield an alarm if less than two of its largest checkpoints, or 2 % of the store, are free.
 
-    It is critical if there is no room for one, or 99 % are full.  None for a remote store.
+    It is critical below one checkpoint, or 1 %.  None for a remote store.
     """
     room = overview.room
     if room is None:
@@ -544,7 +570,11 @@ def _find_incomplete(overview: Overview, patience: Patience) -> Iterator[Alarm]:
 
 
 def _completion_sentence(s: Summary, overview: Overview) -> str:
-    """Return a sentence: who can upload the missing parts of an incomplete location."""
+    """Return a sentence: what a user can do for an incomplete location.
+
+    In this order: its uploads wait, nothing is known to be missing, join its siblings, have lost
+    files uploaded again, start the nodes that it awaits, push it.
+    """
     target = f"{s.run}/{s.location}"
     if s.status == "WAITING":
         entries = [e for e in overview.running if (e.run, e.location) == (s.run, s.location)]
@@ -581,7 +611,8 @@ def _completion_sentence(s: Summary, overview: Overview) -> str:
 def _find_late_heads(overview: Overview, patience: Patience) -> Iterator[Alarm]:
     """Yield alarms for runs in which the live heads or verifiers are behind.
 
-    There is at most one of a kind for a run, about its oldest location.
+    There is at most one of a kind for a run, about its oldest location: not consolidated, not
+    verified, or last read more than `BEHIND` periods ago.  Only roles of live nodes count.
     """
     roles = {role for n in overview.alive for role in n.roles}
     summaries = overview.catalogue.summaries
@@ -611,9 +642,9 @@ def _find_late_heads(overview: Overview, patience: Patience) -> Iterator[Alarm]:
 def _find_waiting(
     overview: Overview, patience: Patience, code: str, waiting: Sequence[Summary]
 ) -> Iterator[Alarm]:
-    """Yield an alarm for each run with a location that waits for more than ``slow``, of the oldest.
+    """Yield an alarm for each run with a location that has waited for ``slow`` to ``over`` seconds.
 
-    ``code``: the alarm's.  Locations older than ``over`` are left out.
+    It is about the oldest of these.  ``code``: the alarm's.
     """
     slow = [s for s in waiting if patience.slow < overview.at - s.arrived < patience.over]
     oldest: dict[str, Summary] = {}
@@ -629,7 +660,10 @@ def _find_waiting(
 
 
 def _find_missing_configs(recent: Sequence[Summary]) -> Iterator[Alarm]:
-    """Yield an alarm for each run with models without their configuration, about the newest one."""
+    """Yield an alarm for each run with models without their configuration; it names the newest.
+
+    It holds since the oldest one arrived.  ``recent``: newest first.
+    """
     for run, locations in _by_run(s for s in recent if s.consolidated and s.unopenable).items():
         more = f" (and {len(locations) - 1} more models of this run)" if len(locations) > 1 else ""
         text = f"{run}/{locations[0].location}{more}: {locations[0].unopenable}"
@@ -639,7 +673,10 @@ def _find_missing_configs(recent: Sequence[Summary]) -> Iterator[Alarm]:
 
 
 def _find_doubtful_models(recent: Sequence[Summary]) -> Iterator[Alarm]:
-    """Yield an alarm for each run that has models that may lack tensors, about the newest one."""
+    """Yield an alarm for each run that has models that may lack tensors; it names the newest.
+
+    It holds since the oldest one arrived.  ``recent``: newest first.
+    """
     for run, locations in _by_run(s for s in recent if s.model and s.doubts).items():
         more = f" (and {len(locations) - 1} more of this run)" if len(locations) > 1 else ""
         text = f"{run}/{locations[0].location}{more}: {_first(locations[0].doubts)}"
@@ -652,7 +689,8 @@ def _find_doubtful_models(recent: Sequence[Summary]) -> Iterator[Alarm]:
 def _find_odd_weights(recent: Sequence[Summary]) -> Iterator[Alarm]:
     """Yield alarms for each run in whose newest model with statistics something looks wrong.
 
-    One for values that are not finite, one for all other findings.
+    One for values that are not finite, one for all other findings.  Each names the newest older
+    checkpoint without findings, if there is one.
     """
     for run, locations in _by_run(s for s in recent if s.weights is not None).items():
         newest, *older = reversed(by_age(locations))
@@ -674,7 +712,10 @@ def _find_odd_weights(recent: Sequence[Summary]) -> Iterator[Alarm]:
 
 
 def _find_wrong_dates(overview: Overview, patience: Patience) -> Iterator[Alarm]:
-    """Yield an alarm for each save whose files' times contradict its arrival or another save."""
+    """Yield an alarm for each way in which a save's times contradict its arrival or another save.
+
+    They differ by more than `SKEW`. Retired saves, and those older than ``over``, are left out.
+    """
     summaries = overview.catalogue.summaries
     recent = (
         s for s in summaries if not s.retired and overview.at - s.first_arrival < patience.over

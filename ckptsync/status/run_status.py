@@ -95,7 +95,7 @@ class RunStatus:
 
 
 def list_runs(summaries: Iterable[Summary], nodes: Iterable[Node]) -> tuple[RunStatus, ...]:
-    """Return the status of every run that has a checkpoint, by name."""
+    """Return the status of every run that has a location, by name."""
     by_run: dict[str, list[Summary]] = defaultdict(list)
     for summary in summaries:
         by_run[summary.run].append(summary)
@@ -107,7 +107,11 @@ def list_runs(summaries: Iterable[Summary], nodes: Iterable[Node]) -> tuple[RunS
 
 
 def describe_run(name: str, summaries: Sequence[Summary], training: str = "") -> RunStatus:
-    """Return the status of one run; ``training``: its state as its nodes announce it."""
+    """Return the status of one run; ``training``: its state as its nodes announce it.
+
+    A run whose newest location is `FINAL` has ended, whatever they announce. Only ``checkpoints``,
+    sizes and ``uploading`` count locations without manifests, or RETIRED and CONFLICT ones.
+    """
     stored = [s for s in summaries if s.manifests]
     live = [s for s in by_age(stored) if s.status not in ("RETIRED", "CONFLICT")]
     written = times_written(live)
@@ -146,7 +150,7 @@ def describe_run(name: str, summaries: Sequence[Summary], training: str = "") ->
 
 
 def interval(ended: Iterable[float]) -> float | None:
-    """Return the median seconds between the newest checkpoints; None if there are too few."""
+    """Return the median seconds between the `RECENT` newest times; None for less than `LEAST`."""
     newest = sorted(set(ended))[-RECENT:]
     gaps = sorted(later - earlier for earlier, later in pairwise(newest))
     return gaps[len(gaps) // 2] if len(newest) >= LEAST else None

@@ -66,9 +66,11 @@ def read_newest(store: Store, locations: Iterable[Summary]) -> dict[str, Curve]:
 
 
 def read_curves(data: bytes, name: str) -> dict[str, Curve]:
-    """Return the curve of each metric in a trainer's state. Raises Corrupt.
+    """Return the curve of each metric in a trainer's state, by step. Raises Corrupt.
 
-    If a training went back to an earlier step, its later values count. At most `MOST` metrics.
+    Curves are the loss, the learning rate, the gradient's norm and ``eval_…``: the first `MOST` of
+    them, and their floats only. A value that is not finite is None. If a training went back to an
+    earlier step, its later values count.
     """
     curves: dict[str, dict[int, float | None]] = {}
     for entry in _STATE.decode(_NOT_JSON.sub(b"null", data), name).log_history:
@@ -86,7 +88,10 @@ def read_curves(data: bytes, name: str) -> dict[str, Curve]:
 
 
 def with_metrics(curves: Mapping[str, Curve], summaries: Iterable[Summary]) -> dict[str, Curve]:
-    """Return the curves and those of metrics that events measured, which win if names are equal."""
+    """Return the curves and those of metrics that events measured, which win if names are equal.
+
+    At most `MOST` are measured ones. Of two locations of one step the newer one counts.
+    """
     measured: dict[str, dict[int, float | None]] = {}
     for s in by_age(summaries):
         for name, value in s.metrics if s.step is not None else ():
@@ -106,7 +111,7 @@ def _is_metric(name: str) -> bool:
 def thinned(curve: Sequence[Point], buckets: int = BUCKETS) -> Curve:
     """Return a curve of at most three points a bucket of steps: least, greatest, one not finite.
 
-    A curve of at most two points a bucket is returned as it is.
+    A curve of at most two points a bucket is returned whole, as a copy.
     """
     if len(curve) <= 2 * buckets:
         return list(curve)

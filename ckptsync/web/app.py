@@ -72,8 +72,8 @@ class Guard:
     def refusal(self, request: Request) -> Response | None:
         """Return the answer to a request that is not allowed; None if it is.
 
-        A request with the right token in its query is redirected to the same URL without it, with a
-        cookie.
+        It is 421 for a wrong Host, 401 for a wrong token or none. A request with the right token in
+        its query is redirected (303) to the same URL without it, with a cookie.
         """
         host = request.headers.get("host", "").lower()
         name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
@@ -219,14 +219,17 @@ class Page:
         return self._guarded(answer)
 
     async def _events(self, _: Request) -> Response:
-        """Answer with a stream of events; 503 if there are `STREAMS` already."""
+        """Answer with an endless stream of events; 503 if there are `STREAMS` already."""
         if self._streams >= STREAMS:
             return PlainTextResponse("too many streams\n", 503)
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(self._changes(), 200, headers, "text/event-stream")
 
     async def _changes(self) -> AsyncIterator[bytes]:
-        """Yield an event at once, one after each change of the overview, and else a comment."""
+        """Yield an event at first and after each change of the overview, else a comment.
+
+        One comes every `EVERY` seconds, and refreshes the overview, until the client is gone.
+        """
         self._streams += 1
         number = -1
         try:
@@ -296,7 +299,10 @@ async def _static(request: Request) -> Response:
 
 
 def static_files() -> Mapping[str, bytes]:
-    """Return the files of the page, by their names below ``static``; they are read once."""
+    """Return the files of the page, by their names below ``static``; they are read once.
+
+    Without files there is an empty index.html.
+    """
     if not _STATIC:
         folder = Path(__file__).parent / "static"
         for path in sorted(folder.rglob("*")):

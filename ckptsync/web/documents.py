@@ -64,7 +64,7 @@ class Documents:
     def run(self, overview: Overview, run: str, most: int = 0) -> dict[str, Any]:
         """Return the document of ``/runs/RUN``, with its ``most`` newest checkpoints (0: all).
 
-        Raises NotFound if the overview has no such run.
+        It may read the store for the curves. Raises NotFound if the overview has no such run.
         """
         summaries = self._by_run(overview).get(run)
         if not summaries:
@@ -88,7 +88,7 @@ class Documents:
         }
 
     def location(self, overview: Overview, run: str, location: str) -> dict[str, Any]:
-        """Return the document of ``/runs/RUN/LOCATION``.
+        """Return the document of ``/runs/RUN/LOCATION``; read its records if they have changed.
 
         Raises NotFound if the overview has no such location, StoreError if its records cannot be
         read.
@@ -135,8 +135,8 @@ class Documents:
     ) -> T:
         """Return the cached value of a name if it has this key; else load and cache it.
 
-        Other threads wait while one loads.  Drops the entries that were used least recently, beyond
-        `KEPT`.  Raises what ``load`` raises, and then drops the old entry.
+        Other threads, of any name, wait while one loads.  Drops the entries that were used least
+        recently, beyond `KEPT`.  Raises what ``load`` raises, and then drops the old entry.
         """
         with self._lock:
             last = cache.pop(name, None)

@@ -27,7 +27,10 @@ _POLICY = (
 
 
 def html_file(overview: Overview, documents: Documents) -> bytes:
-    """Return the overview and the runs of a store as an HTML file that loads nothing."""
+    """Return the overview and the runs of a store as an HTML file that loads nothing.
+
+    Of each run it has the newest `LEAST` checkpoints or more. Curves may be read from the store.
+    """
     most = max(LEAST, MOST // max(1, len(overview.runs)))
     pages = {"/": documents.overview(overview), "/nodes": documents.nodes(overview)}
     for run in overview.runs:

@@ -50,8 +50,9 @@ class OverviewCache:
     async def get(self) -> CachedOverview:
         """Return the newest overview, and begin a refresh if that is due.
 
-        Waits for a refresh for `SHORT` seconds, or `LONG` if no overview is younger than `OLD`.
-        Raises CkptsyncError if there is none at all.
+        Waits for a refresh for `SHORT` seconds; for `LONG` without an overview, or if the refresh
+        was due more than `OLD` seconds ago. Without any, raises the CkptsyncError of the last
+        refresh, or one that says that the first goes on.
         """
         now = time.monotonic()
         if self._refresh is None and now >= self._next_refresh:
@@ -68,7 +69,10 @@ class OverviewCache:
         return self._cached
 
     async def _renew(self) -> None:
-        """Refresh the overview, or store the error; set when the next refresh is due."""
+        """Refresh the overview, or store the error; set when the next refresh is due.
+
+        That is `EVERY` seconds after it began, or `SHARE` times its duration after it ended.
+        """
         began = time.monotonic()
         try:
             self._cached, self._error = await in_thread(self._next, "web-store"), None
@@ -82,7 +86,8 @@ class OverviewCache:
     def _next(self) -> CachedOverview:
         """Load the next overview; if that fails, return the last one with an alarm.
 
-        Raises CkptsyncError if there is no last one.
+        Its number grows if more than times and ages differ. Raises CkptsyncError if there is no
+        last one.
         """
         before = self._cached
         try:

@@ -107,7 +107,10 @@ class HttpServer:
             await asyncio.sleep(0)
 
     def close(self) -> None:
-        """Stop, free the port, and remove a Unix socket; open connections are aborted."""
+        """Stop, free the port, and remove a Unix socket; open connections are aborted.
+
+        Waits for the thread, at most `_PAUSE` seconds.
+        """
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._end)
         self._thread.join(_PAUSE)
@@ -162,7 +165,7 @@ def _bound(address: str) -> socket.socket:
 def _bound_path(path: Path) -> socket.socket:
     """Return a Unix socket that listens, and to which only this user may connect.
 
-    Replaces the socket of a process that has ended. Raises OSError.
+    Replaces the socket of a process that has ended, nothing else. Raises OSError.
     """
     listener = socket.socket(socket.AF_UNIX)
     try:
@@ -215,7 +218,7 @@ class _Connection(H11Protocol):
         self.loop.call_later(SOON, self._cut_oldest)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timers."""
+        """Stop the timers, and forget the connection."""
         _cancel(self._head)
         _cancel(self._answer)
         self._idle.pop(self, None)
@@ -278,7 +281,7 @@ def _cancel(timer: asyncio.TimerHandle | None) -> None:
 
 
 async def in_thread(work: Callable[[], Any], name: str) -> Any:
-    """Run ``work`` in a daemon thread, and return its result or raise its exception.
+    """Run ``work`` in a new daemon thread; return its result, or raise its exception.
 
     A daemon thread that hangs delays no exit. Raises CkptsyncError if no thread can be had.
     """

@@ -39,9 +39,9 @@ def write_base(
             if files > 1
             else "model.safetensors"
         )
-        own = {n: t for at, (n, t) in enumerate(base.items()) if at % files == number}
-        save_file(own, directory / name, {"format": "pt"})
-        weight_map |= dict.fromkeys(own, name)
+        shard = {n: t for at, (n, t) in enumerate(base.items()) if at % files == number}
+        save_file(shard, directory / name, {"format": "pt"})
+        weight_map |= dict.fromkeys(shard, name)
     if files > 1:
         index = {"metadata": {}, "weight_map": weight_map}
         (directory / "model.safetensors.index.json").write_text(json.dumps(index))

@@ -26,13 +26,13 @@ CONTENT = random.Random(1).randbytes((32 << 20) + 5)
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    found = Path(MOUNTED, "home")
-    (found / "store").mkdir(parents=True)
-    (found / "output").mkdir()
-    (found / "output/x").write_bytes(CONTENT)
+    disk = Path(MOUNTED, "home")
+    (disk / "store").mkdir(parents=True)
+    (disk / "output").mkdir()
+    (disk / "output/x").write_bytes(CONTENT)
     os.sync()
-    yield found
-    shutil.rmtree(found)
+    yield disk
+    shutil.rmtree(disk)
 
 
 def source(home: Path) -> UploadSource:
@@ -49,8 +49,8 @@ def store_it(home: Path) -> PosixStore:
 
 def used(home: Path) -> int:
     os.sync()
-    found = os.statvfs(home)
-    return (found.f_blocks - found.f_bfree) * found.f_frsize
+    info = os.statvfs(home)
+    return (info.f_blocks - info.f_bfree) * info.f_frsize
 
 
 def test_a_file_takes_up_no_room_of_its_own(home: Path) -> None:

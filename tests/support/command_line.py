@@ -19,7 +19,7 @@ class Printed(NamedTuple):
 
     @property
     def json(self) -> Any:
-        """The document that it printed with ``--json``: its result, or else its error."""
+        """Return the document that it printed with ``--json``: its result, or else its error."""
         return json.loads(self.out or self.err)
 
 

@@ -90,9 +90,7 @@ class Dying(Watched):
         return result
 
     def passing(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-        """The moment in the middle: half of the first chunk has been taken, or nothing of an empty
-        file.
-        """
+        """Yield the chunks; die after half of the first one, or before the end of an empty file."""
         is_first = True
         for chunk in chunks:
             if is_first and self._lives == 0:
@@ -105,6 +103,7 @@ class Dying(Watched):
             self._pass_moment()
 
     def _pass_moment(self) -> None:
+        """Count one moment; raise Crash at the last one, and ever after."""
         self._live()
         with self._lock:
             self._is_dead = self._lives == 0
@@ -112,5 +111,6 @@ class Dying(Watched):
         self._live()
 
     def _live(self) -> None:
+        """Raise Crash if the store is dead."""
         if self._is_dead:
             raise Crash

@@ -32,10 +32,10 @@ class Built:
         self.call, self.state = Call(Global(f"{_DCP}.{module}", name), *args), state
 
     def with_state(self, state: object) -> Built:
-        """The same with another state."""
-        found = type(self)("", "", state)
-        found.call = self.call
-        return found
+        """Return a copy with another state."""
+        copy = type(self)("", "", state)
+        copy.call = self.call
+        return copy
 
 
 def _save_built(pickler: Any, obj: Built) -> None:
@@ -60,7 +60,7 @@ class Chunk:
 
 
 def packed() -> dict[str, bytes]:
-    """A checkpoint whose only item torch's ZStandard extension has packed."""
+    """Return a checkpoint whose only item torch's ZStandard extension has packed."""
     chunk = Chunk((0,), (4,), "__0_0.distcp", 0, 9, ("stream.zstd/1",))
     shard = b"(\xb5/\xfd" + bytes(5)
     return {".metadata": metadata({"w": ("float32", (4,), (chunk,))}), "__0_0.distcp": shard}
@@ -71,8 +71,9 @@ def metadata(
     paths: Mapping[str, tuple[object, ...]] | None = None,
     blobs: Sequence[str] = (),
 ) -> bytes:
-    """A ``.metadata`` as torch 2.13 pickles it: ``{name: (torch dtype, shape, chunks)}``, and the
-    planner's paths.
+    """Return a ``.metadata`` as torch 2.13 pickles it, with the planner's ``paths``.
+
+    ``tensors``: name → (torch dtype, shape, chunks). ``blobs``: names of items that are no tensors.
     """
     return torch_pickle(described(tensors, paths, blobs))
 
@@ -82,16 +83,16 @@ def described(
     paths: Mapping[str, tuple[object, ...]] | None = None,
     blobs: Sequence[str] = (),
 ) -> Built:
-    """The same before it is pickled."""
-    held: dict[str, object] = {name: _tensor(*tensor) for name, tensor in tensors.items()}
-    held |= {name: Built("metadata", "BytesStorageMetadata", {}) for name in blobs}
+    """Return what `metadata` returns, before it is pickled."""
+    records: dict[str, object] = {name: _tensor(*tensor) for name, tensor in tensors.items()}
+    records |= {name: Built("metadata", "BytesStorageMetadata", {}) for name in blobs}
     places: dict[object, object] = {}
     for name, (_, _, chunks) in tensors.items():
         for n, chunk in enumerate(chunks):
             index = {"fqn": name, "offset": chunk.offsets, "index": n}
             places[_Key("metadata", "MetadataIndex", index)] = _place(chunk)
     content = {
-        "state_dict_metadata": held,
+        "state_dict_metadata": records,
         "planner_data": paths,
         "storage_data": places,
         "version": "1.0.0",
@@ -125,7 +126,7 @@ def _tensor(dtype: str, shape: Shape, chunks: Sequence[Chunk]) -> Built:
 
 
 def item(data: bytes, shape: Shape, strides: Shape | None = None) -> bytes:
-    """What ``torch.save`` writes of one float32 tensor."""
+    """Return what ``torch.save`` writes of one float32 tensor; row-major without ``strides``."""
     plain = tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
     call = tensor_call(StorageId("FloatStorage", "0", len(data) // 4), 0, shape, strides or plain)
     return torch_zip_file(
@@ -138,20 +139,21 @@ def checkpoint(
     tensors: Mapping[str, tuple[Shape, Mapping[Shape, tuple[Shape, bytes]]]],
     **options: Any,
 ) -> dict[str, bytes]:
-    """Float32 tensors ``{name: (shape, {offsets: (sizes, data)})}``, each box in the file of its
-    number.
+    """Return the files of float32 tensors below ``root``, each box in the file of its number.
+
+    ``tensors``: name → (shape, offsets → (sizes, data)). ``options``: those of `metadata`.
     """
     files: dict[str, bytes] = {}
-    where = {}
+    described_tensors = {}
     for name, (shape, boxes) in tensors.items():
         chunks = []
         for rank, (offsets, (sizes, data)) in enumerate(boxes.items()):
-            held, file = item(data, sizes), f"__{rank}_0.distcp"
+            content, file = item(data, sizes), f"__{rank}_0.distcp"
             before = files.get(file, b"")
-            files[file] = before + held
-            chunks.append(Chunk(offsets, sizes, file, len(before), len(held)))
-        where[name] = ("float32", shape, tuple(chunks))
-    files[".metadata"] = metadata(where, **options)
+            files[file] = before + content
+            chunks.append(Chunk(offsets, sizes, file, len(before), len(content)))
+        described_tensors[name] = ("float32", shape, tuple(chunks))
+    files[".metadata"] = metadata(described_tensors, **options)
     return {f"{root}/{name}" if root else name: data for name, data in files.items()}
 
 
@@ -160,14 +162,17 @@ WHOLE: dict[Shape, tuple[Shape, bytes]] = {(0,): ((4,), DATA)}
 
 
 def one(name: str = "w", root: str = "", **options: Any) -> MemoryFiles:
+    """Return a checkpoint with one tensor in one file."""
     return MemoryFiles(checkpoint(root, {name: ((4,), WHOLE)}, **options))
 
 
 def found(files: MemoryFiles, root: str = "") -> dict[str, Tensor]:
+    """Return the tensors that the layout finds, by name."""
     return {t.name: t for t in dcp.tensors(files, root)}
 
 
 def fields_of(name: str, sizes: Shape) -> dict[str, object]:
+    """Return the fields of a ``.metadata`` with one tensor, of which no item is stored."""
     box = Built("metadata", "ChunkStorageMetadata", {"offsets": (0,), "sizes": sizes})
     properties = Built("metadata", "TensorProperties", (Global("torch", "float32"),))
     state = {"properties": properties, "size": sizes, "chunks": [box]}

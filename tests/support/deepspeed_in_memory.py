@@ -17,11 +17,12 @@ Change = Callable[[dict[str, Any]], None]
 
 
 def held(name: str) -> MemoryFiles:
+    """Return the files of a vector."""
     return tree(*vector(name).sources)
 
 
 def changed(files: MemoryFiles, path: str, change: Change) -> MemoryFiles:
-    """The files with one of them loaded by torch, changed and saved again.
+    """Return the files with one of them loaded by torch, changed by ``change``, and saved again.
 
     Not for those that need DeepSpeed to be loaded.
     """
@@ -31,4 +32,5 @@ def changed(files: MemoryFiles, path: str, change: Change) -> MemoryFiles:
 
 
 def without(files: MemoryFiles, *paths: str) -> MemoryFiles:
+    """Return the files but these."""
     return MemoryFiles({name: data for name, data in files.content.items() if name not in paths})

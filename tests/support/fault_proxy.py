@@ -87,16 +87,16 @@ class TcpProxy:
         self._accepting.join()
         self._listener.close()
         with self._changed:
-            for one in self._open:
-                _hush(one, socket.SHUT_RDWR)
+            for connection in self._open:
+                _hush(connection, socket.SHUT_RDWR)
 
     def passed(self, count: int, timeout: float) -> bool:
-        """Wait until ``count`` bytes of bodies or more have gone up."""
+        """Return whether ``count`` bytes of bodies or more go up within ``timeout`` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: self.bytes[UP] >= count, timeout)
 
     def forget(self) -> None:
-        """Count from nothing again."""
+        """Set all counts to 0, and remove the list of faults."""
         with self._changed:
             self.requests.clear()
             self.bytes.clear()
@@ -116,8 +116,8 @@ class TcpProxy:
             self._open |= {client, server}
         try:
             server.connect(self._upstream)
-            for one in (client, server):
-                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for connection in (client, server):
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._talk(client, server)
         except Broken as e:
             how = e.how
@@ -157,15 +157,15 @@ class TcpProxy:
         return fault
 
     def _send(self, sink: socket.socket, pieces: Iterable[bytes], side: str, told: _Told) -> None:
-        """All pieces, or as many bytes as the fault lets through; then raises Broken."""
-        mine = told.fault if isinstance(told.fault, Break) and told.fault.side == side else None
-        for piece in _limited(pieces, mine) if mine else pieces:
+        """Send all pieces, or as many bytes as the fault lets through; then raise Broken."""
+        fault = told.fault if isinstance(told.fault, Break) and told.fault.side == side else None
+        for piece in _limited(pieces, fault) if fault else pieces:
             sink.sendall(piece)
             with self._changed:
                 self.bytes[side] += len(piece)
                 self._changed.notify_all()
-        if mine:
-            _break(mine, told.client)
+        if fault:
+            _break(fault, told.client)
 
 
 class HttpProxy(TcpProxy):
@@ -241,9 +241,9 @@ def _answer(client: socket.socket, method: str, fault: Answer, unread: Iterable[
 
 
 def _head(stream: BinaryIO) -> list[bytes]:
-    """Its lines with the empty one at the end; none where the stream ends.
+    """Return the lines of a head with the empty one at its end; none where the stream ends.
 
-    Interim responses are passed over.
+    Interim responses are skipped.
     """
     lines = [stream.readline()]
     while lines[-1] not in (b"\r\n", b""):
@@ -259,9 +259,9 @@ def _header(head: list[bytes], name: bytes) -> bytes:
 
 
 def _body(stream: BinaryIO, head: list[bytes], otherwise: bytes) -> Iterator[bytes]:
-    """The raw bytes after a head, with the frames of chunks.
+    """Yield the raw bytes after a head, with the frames of chunks.
 
-    ``otherwise``: how many where no length is said, -1 is all there are.
+    ``otherwise``: how many if no length is given; -1 is all until the end.
     """
     if _header(head, b"transfer-encoding").lower() == b"chunked":
         yield from _chunked(stream)
@@ -286,7 +286,8 @@ def _chunked(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def kind_of(method: str, target: str) -> str:
-    """The name that S3 has for a request:
+    """Return S3's name of a request's operation; the method if it has none.
+
     https://docs.aws.amazon.com/AmazonS3/latest/API/API_Operations.html
     """
     has = {key for key, _ in parse_qsl(urlsplit(target).query, keep_blank_values=True)}
@@ -306,19 +307,19 @@ def kind_of(method: str, target: str) -> str:
 
 
 def _wait_for_end(client: socket.socket) -> None:
-    """Until the client has closed its side, or we have; what it says meanwhile is left unread."""
+    """Wait until the client or this side has closed; what the client sends is not read."""
     poll = select.poll()
     poll.register(client, select.POLLRDHUP)
     poll.poll()
 
 
-def _hush(one: socket.socket, how: int) -> None:
+def _hush(connection: socket.socket, how: int) -> None:
     with contextlib.suppress(OSError):  # the other side was quicker
-        one.shutdown(how)
+        connection.shutdown(how)
 
 
-def _end(one: socket.socket, how: str) -> None:
+def _end(connection: socket.socket, how: str) -> None:
     if how != END:
         # close then sends a reset
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    one.close()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()

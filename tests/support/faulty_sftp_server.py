@@ -49,22 +49,22 @@ def status(code: int) -> tuple[int, bytes]:
     return STATUS, struct.pack(">I", code) + text(b"words") + text(b"")
 
 
-def attributes(found: os.stat_result) -> bytes:
+def attributes(info: os.stat_result) -> bytes:
     if "modeless" in FAULTS:
-        return struct.pack(">IQ", 1, found.st_size)
+        return struct.pack(">IQ", 1, info.st_size)
     return struct.pack(
-        ">IQIII", 1 | 4 | 8, found.st_size, found.st_mode, int(found.st_atime), int(found.st_mtime)
+        ">IQIII", 1 | 4 | 8, info.st_size, info.st_mode, int(info.st_atime), int(info.st_mtime)
     )
 
 
 def opened(body: bytes) -> tuple[int, bytes]:
     path, rest = take(body)
-    asked = int.from_bytes(rest[:4], "big")
-    if "denied" in FAULTS and asked & 2:
+    modes = int.from_bytes(rest[:4], "big")
+    if "denied" in FAULTS and modes & 2:
         return status(3)
-    flags = {1: os.O_RDONLY, 2: os.O_WRONLY, 3: os.O_RDWR}[asked & 3]
+    flags = {1: os.O_RDONLY, 2: os.O_WRONLY, 3: os.O_RDWR}[modes & 3]
     flags |= (
-        os.O_CREAT * bool(asked & 8) | os.O_TRUNC * bool(asked & 16) | os.O_EXCL * bool(asked & 32)
+        os.O_CREAT * bool(modes & 8) | os.O_TRUNC * bool(modes & 16) | os.O_EXCL * bool(modes & 32)
     )
     handle = b"%0256d" % next(HANDLES)  # the longest permitted
     FILES[handle] = os.open(path, flags, 0o666)
@@ -82,8 +82,8 @@ def closed(body: bytes) -> tuple[int, bytes]:
 def read(body: bytes) -> tuple[int, bytes]:
     handle, rest = take(body)
     start, size = struct.unpack(">QI", rest)
-    found = os.pread(FILES[handle], min(size, 20_000) if "short" in FAULTS else size, start)
-    return (DATA, text(found)) if found else status(1)
+    data = os.pread(FILES[handle], min(size, 20_000) if "short" in FAULTS else size, start)
+    return (DATA, text(data)) if data else status(1)
 
 
 def write(body: bytes) -> tuple[int, bytes]:
@@ -190,7 +190,7 @@ ACTS: dict[int, Callable[[bytes], tuple[int, bytes]]] = {
 
 
 def log(kind: int, body: bytes) -> None:
-    said = {
+    verb = {
         6: "write",
         13: "remove",
         14: "mkdir",
@@ -198,11 +198,11 @@ def log(kind: int, body: bytes) -> None:
         EXTENDED: take(body)[0].decode().partition("@")[0],
     }.get(kind, "")
     subject = os.path.basename(take(body)[0]).decode("utf-8", "replace") if kind in (13, 14) else ""
-    if said == "fsync":
+    if verb == "fsync":
         subject = os.path.basename(os.readlink(f"/proc/self/fd/{FILES[take(take(body)[1])[0]]}"))
-    if said:
+    if verb:
         with open(VALUES["log"], "a") as file:
-            file.write(f"{said} {'part' if subject.endswith('.part') else subject}".strip() + "\n")
+            file.write(f"{verb} {'part' if subject.endswith('.part') else subject}".strip() + "\n")
 
 
 def answer(kind: int, body: bytes) -> tuple[int, bytes]:
@@ -237,7 +237,7 @@ def send(data: bytes) -> None:
 
 
 def say(packet: bytes) -> None:
-    """Send it, with its length before it."""
+    """Send a packet, with its length before it."""
     send(struct.pack(">I", len(packet)) + packet)
 
 
@@ -269,8 +269,8 @@ def main() -> None:
         while "reorder" in FAULTS and select.select([0], [], [], 0.002)[0]:
             waiting.append(request())
         answers = [(number, kind, answer(kind, body)) for kind, number, body in waiting]
-        for number, asked, (kind, body) in reversed(answers):
-            if is_lost(asked):
+        for number, request_kind, (kind, body) in reversed(answers):
+            if is_lost(request_kind):
                 return
             if "size" in VALUES:
                 send(struct.pack(">I", int(VALUES["size"])))

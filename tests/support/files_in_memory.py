@@ -54,14 +54,14 @@ def write_files(root: Path, files: Mapping[str, bytes]) -> Path:
 
 
 def tree(*roots: Path) -> MemoryFiles:
-    """Everything below some directories, in memory; the first one wins."""
+    """Return everything below some directories, in memory; of equal names the first directory's."""
     return MemoryFiles(
         {name: data for root in reversed(roots) for name, data in contents(root).items()}
     )
 
 
 def safetensors_file(tensors: Mapping[str, tuple[str, tuple[int, ...], bytes]]) -> bytes:
-    """A well-formed file, written without the code under test."""
+    """Return a well-formed safetensors file, written without the code under test."""
     header: dict[str, Any] = {}
     at = 0
     for name, (dtype, shape, data) in tensors.items():
@@ -78,7 +78,7 @@ def raw_safetensors(header: object, data: bytes) -> bytes:
 def torch_zip_file(
     records: Mapping[str, bytes], prefix: str = "archive", method: int = zipfile.ZIP_STORED
 ) -> bytes:
-    """A zip as torch lays it out, by Python's own writer."""
+    """Return a zip as torch lays it out, by Python's own writer."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", method) as archive:
         for name, data in records.items():

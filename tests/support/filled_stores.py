@@ -34,7 +34,7 @@ def send(
     run: str = "run",
     at: int = FIRST,
 ) -> str:
-    """Store one node's files and its manifest; the manifest's name."""
+    """Store one node's files and its manifest; return the manifest's name."""
     files = DirectoryFiles(str(directory))
     for path in files.sizes():
         store.write(f"{run}/{location}/{path}", [read_whole(files, path)])
@@ -44,7 +44,7 @@ def send(
 def manifest_of(
     directory: Path, node: str, location: str = "checkpoint-4", *, run: str = "run", at: int = FIRST
 ) -> Manifest:
-    """What a node would say of a directory all of whose files were written ``at`` one moment."""
+    """Return a node's manifest of a directory; all files have the mtime ``at`` (ns)."""
     files = DirectoryFiles(str(directory))
     return Manifest(
         run=run,
@@ -63,12 +63,12 @@ def manifest_of(
 
 def entry(path: str, data: bytes, at: int = 1000) -> FileEntry:
     """Return what a manifest says of a file."""
-    found = digest_stream([data], len(data))
-    return FileEntry(path, found.size, found.digest, found.block_size, found.blocks, at)
+    digests = digest_stream([data], len(data))
+    return FileEntry(path, digests.size, digests.digest, digests.block_size, digests.blocks, at)
 
 
 def put(store: Store, record: Record) -> str:
-    """Store a record; its name."""
+    """Store a record; return its name."""
     data = encode(record)
     name = record_name(record, data)
     store.write(name, [data])
@@ -83,13 +83,13 @@ def report_on(
     level: Level = "digest",
 ) -> Report:
     names = tuple(k.name for k in snapshot.manifests)
-    where = (snapshot.run, snapshot.checkpoint, snapshot.location)
-    of = (names, snapshot.model_record_name)
-    return Report(*where, n, level, verdict, *of, 1, tuple(findings), 0.0)
+    save = (snapshot.run, snapshot.checkpoint, snapshot.location)
+    sources = (names, snapshot.model_record_name)
+    return Report(*save, n, level, verdict, *sources, 1, tuple(findings), 0.0)
 
 
 def two_nodes(store: Store, kind: str = "fsdp2", location: str = "checkpoint-4") -> None:
-    """The demo's checkpoint, sent by both of its nodes."""
+    """Store the demo's checkpoint, as both of its nodes."""
     for node in ("node0", "node1"):
         send(store, DEMO / kind / node / "checkpoint-4", node, location)
 
@@ -107,7 +107,7 @@ def flip(store: Store, name: str, at: int = 0, bit: int = 0) -> None:
 
 
 def newer(store: Store, kind: str, location: str = "checkpoint-5") -> str:
-    """Store a record of a format that is not known yet; its name."""
+    """Store a record of a format that is not known yet; return its name."""
     data = b'{"format":99}'
     name = f"run/.ckptsync/{location}/{kind}-0-{digest(data)[:16]}.json"
     store.write(name, [data])

@@ -11,7 +11,10 @@ from tests.support.vector import Bits
 
 
 def assembled(files: Files, tensors: Iterable[Tensor]) -> Bits:
-    """As `tests.support.vector.bits`; the first copy of each, whose parts must tile it."""
+    """Return tensors as `tests.support.vector.bits` does, each from its first copy.
+
+    The copy's parts must tile it.
+    """
     result = {}
     for tensor in tensors:
         copy = tensor.copies[0]

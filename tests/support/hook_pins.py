@@ -17,21 +17,21 @@ from ckptsync.walk import walk
 def commit(
     source: Path, save: str = "save", added: Mapping[str, bytes] | None = None, world: int = 1
 ) -> Path:
-    """Links, the hook's word on them and what it adds, published at one stroke.
+    """Publish a pin as the hook does: links, commit record, ``added`` files; return its path.
 
-    The pin has no owner yet.
+    It has no owner yet.
     """
     fresh = source.parent / "_ckptsync" / "pins" / ".new-hook-1"
     (fresh / "files").mkdir(parents=True)
-    found = walk(source).files
-    for file in found:
+    files = walk(source).files
+    for file in files:
         (fresh / "files" / file.path).parent.mkdir(parents=True, exist_ok=True)
         os.link(source / file.path, fresh / "files" / file.path)
-    told = {f.path: (f.size, f.mtime) for f in found}
+    stats = {f.path: (f.size, f.mtime) for f in files}
     step = int(source.name.rpartition("-")[2])
     write_mark(
         fresh / "commit.json",
-        Commit("train", save, source.name, step, world, (0,), "host", "hf", 0.0, told),
+        Commit("train", save, source.name, step, world, (0,), "host", "hf", 0.0, stats),
     )
     for name, content in (added or {}).items():
         (fresh / "added").mkdir(exist_ok=True)
@@ -40,7 +40,7 @@ def commit(
 
 
 def pinned(source: Path, node: str = "n0") -> Pin:
-    """All of it, by a worker."""
+    """Return a new pin of all files of a checkpoint, made as a worker does."""
     pin = create_pin(source.parent, source.name, 0, node)
     assert pin is not None
     assert link_files(pin, source, [f.path for f in walk(source).files]) == ()

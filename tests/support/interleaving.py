@@ -56,7 +56,10 @@ class Turns:
         return outcomes
 
     def take(self, name: str) -> None:
-        """Wait for a turn of ``name``; of its threads one at a time."""
+        """Wait for a turn of ``name``; of its threads one at a time.
+
+        Returns at once if its work has ended.
+        """
         with self._one_at_a_time[name], self._changed:
             if name not in self._running:
                 return
@@ -87,7 +90,7 @@ class OneOf(Watched):
         return call()
 
     def passing(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-        """The name is given in a step of its own, after whatever ``chunks`` do at their end."""
+        """Yield the chunks, then wait for the turn in which the name is given."""
         yield from chunks
         self._turns.take(self._node)
 
@@ -117,9 +120,7 @@ def raced(
     *,
     is_exclusive: bool,
 ) -> dict[str, object]:
-    """What each node's work gave when all of them did it at once, in the order that ``seed`` stands
-    for.
-    """
+    """Run all nodes' works at once, in the order that ``seed`` draws; return what each gave."""
     turns = Turns(random.Random(seed))
     stores = {node: OneOf(store, node, turns, is_exclusive=is_exclusive) for node in work}
     return turns.run({node: lambda node=node: work[node](stores[node]) for node in work})  # type: ignore[misc]

@@ -53,21 +53,21 @@ class Request:
 
 
 def harmless(_request: Request) -> None:
-    """No fault."""
+    """Return no fault."""
 
 
 def once(kind: str, fault: Fault, nth: int = 1) -> Plan:
-    """The nth request of a kind ("" is any) fails."""
-    seen = 0
+    """Return a plan by which the nth request of a kind ("": any) fails."""
+    count = 0
 
     def plan(request: Request) -> Fault | None:
-        nonlocal seen
-        seen += kind in ("", request.kind)
-        return fault if kind in ("", request.kind) and seen == nth else None
+        nonlocal count
+        count += kind in ("", request.kind)
+        return fault if kind in ("", request.kind) and count == nth else None
 
     return plan
 
 
 def always(kind: str, fault: Fault) -> Plan:
-    """Every request of a kind ("" is any) fails."""
+    """Return a plan by which every request of a kind ("": any) fails."""
     return lambda request: fault if kind in ("", request.kind) else None

@@ -22,12 +22,12 @@ def stored(shape: Shape, dtype: str = "F32", numel: int | None = None) -> Stored
 
 
 def mesh(shape: Shape, rank: int, ranks: tuple[int, ...] = (), **changes: Any) -> PickledObject:
-    """As torch 2.13 pickles a mesh of all ranks."""
+    """Return a device mesh as torch 2.13 pickles it; of all ranks without ``ranks``."""
     every = ranks or tuple(range(prod(shape)))
-    at = every.index(rank)
+    index = every.index(rank)
     coordinate: list[int] = []
     for n in reversed(shape):
-        at, location = divmod(at, n)
+        index, location = divmod(index, n)
         coordinate.insert(0, location)
     layout = "torch.distributed._mesh_layout"
     axes = tuple(
@@ -46,7 +46,7 @@ def mesh(shape: Shape, rank: int, ranks: tuple[int, ...] = (), **changes: Any) -
 def older_mesh(
     shape: Shape, coordinate: list[int], ranks: tuple[int, ...], **changes: Any
 ) -> PickledObject:
-    """As torch 2.6 pickles one."""
+    """Return a device mesh as torch 2.6 pickles it."""
     state = {
         "mesh": stored(shape, "I32"),
         "_flatten_mesh_list": ranks,
@@ -76,8 +76,8 @@ def dtensor(
     meta: Shape | None = None,
     **spec: Any,
 ) -> Wrapped:
-    told = made(f"{NEW}._dtensor_spec", "TensorMeta", None, (meta or shape, (), None))
-    state = {"mesh": on, "placements": placements, "tensor_meta": told, "_hash": 1} | spec
+    tensor_meta = made(f"{NEW}._dtensor_spec", "TensorMeta", None, (meta or shape, (), None))
+    state = {"mesh": on, "placements": placements, "tensor_meta": tensor_meta, "_hash": 1} | spec
     return Wrapped(
         Name(NEW, "DTensor"),
         "F32",

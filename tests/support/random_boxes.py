@@ -23,10 +23,7 @@ FULL = st.lists(st.integers(1, 7), min_size=1, max_size=4).map(tuple)
 def tilings(
     draw: st.DrawFn, shapes: st.SearchStrategy[Shape] = SHAPES
 ) -> tuple[Shape, tuple[Box, ...]]:
-    """A shape and boxes that tile it: one box, cut in two along some axis again and again.
-
-    Then shuffled.
-    """
+    """Draw a shape and boxes that tile it, in any order: one box, cut in two again and again."""
     shape = draw(shapes)
     boxes: list[Box] = [((0,) * len(shape), shape)]
     for _ in range(draw(st.integers(0, 8)) if shape else 0):
@@ -43,21 +40,19 @@ def tilings(
 def stored(
     draw: st.DrawFn, shapes: st.SearchStrategy[Shape] = SHAPES
 ) -> tuple[npt.NDArray[Any], Copy, MemoryFiles]:
-    """A tensor of known values, cut and stored as some framework might: each part row-major, or
-    permuted, behind an offset.
-    """
+    """Draw a tensor of known values, in parts: each is row-major or permuted, behind an offset."""
     shape, boxes = draw(tilings(shapes))
     values = np.arange(prod(shape), dtype="<u2").reshape(shape)
     content, parts = {}, []
     for number, (offsets, sizes) in enumerate(boxes):
         order = draw(st.permutations(range(len(sizes))))
-        held = values[
+        block = values[
             tuple(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True))
         ].transpose(order)
         skip = draw(st.integers(0, 3))
-        content[str(number)] = b"\xee" * 2 * skip + held.tobytes() + b"\xee" * 5
-        own = [prod(held.shape[d + 1 :]) for d in range(len(order))]
-        strides = tuple(own[order.index(d)] for d in range(len(order)))
+        content[str(number)] = b"\xee" * 2 * skip + block.tobytes() + b"\xee" * 5
+        row_strides = [prod(block.shape[d + 1 :]) for d in range(len(order))]
+        strides = tuple(row_strides[order.index(d)] for d in range(len(order)))
         plain = list(order) == sorted(order)
         parts.append(
             Part(

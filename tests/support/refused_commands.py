@@ -27,31 +27,31 @@ def refused(
     within: float = 110.0,
     env: Mapping[str, str] | None = None,
 ) -> str:
-    """What ``ckptsync`` said: one line that names all of ``names``, and at most a hint, after
-    others that it is trying again; its exit code is ``code``.
+    """Run ``ckptsync``; assert that it refuses as it must, and return its error and its hint.
 
-    No secret is in it, nor a traceback, and it ends ``within`` seconds.
+    That is the exit code ``code``, one error that names all of ``names``, at most one hint, no
+    secret, no traceback, and an end ``within`` seconds.
     """
     begun = time.monotonic()
     done = run(arguments, env or {})
-    said = (
+    output = (
         f"{done.args} after {time.monotonic() - begun:.1f} s: {done.returncode}\n"
         f"{done.stdout}\n"
         f"{done.stderr}"
     )
     errors = [line for line in done.stderr.splitlines() if line.startswith("ckptsync: error: ")]
     hints = [line for line in done.stderr.splitlines() if line.startswith("ckptsync: hint: ")]
-    others = [line for line in done.stderr.splitlines() if line not in errors + hints]
-    assert done.returncode == code, said
-    assert len(errors) == 1, said
-    assert len(hints) <= 1, said
+    other_lines = [line for line in done.stderr.splitlines() if line not in errors + hints]
+    assert done.returncode == code, output
+    assert len(errors) == 1, output
+    assert len(hints) <= 1, output
     assert all(
         "trying again for up to" in line or line.endswith(": created a new store")
-        for line in others
-    ), said
-    assert all(str(name) in errors[0] for name in names), said
-    assert not any(secret in done.stdout + done.stderr for secret in secrets), said
-    assert time.monotonic() - begun < within, said
+        for line in other_lines
+    ), output
+    assert all(str(name) in errors[0] for name in names), output
+    assert not any(secret in done.stdout + done.stderr for secret in secrets), output
+    assert time.monotonic() - begun < within, output
     return "\n".join([*errors, *hints])
 
 

@@ -26,19 +26,19 @@ KEEP = MergeOptions("keep", max_shard_size=11_000)
 
 
 def filled(store: Store, directory: Path) -> Store:
-    """The store, with the files below a directory."""
+    """Write the files below a directory into a store, and return it."""
     for name, data in contents(directory).items():
         store.write(name, [data])
     return store
 
 
 def reaching(stores: Mapping[Remote, Store]) -> Access:
-    """These stores, each at its location."""
+    """Return an access to these stores, each at its location."""
     return Access({}, Limits(), {location.url: store for location, store in stores.items()})
 
 
 def far(sources: Sequence[Path]) -> dict[Remote, Store]:
-    """A store in memory for each directory."""
+    """Return a store in memory for each directory, with its files."""
     return {
         Remote("mem", f"node{n}"): filled(MemoryStore(f"mem://node{n}"), source)
         for n, source in enumerate(sources)

@@ -41,19 +41,19 @@ class Script:
 
     @property
     def is_tracked(self) -> bool:
-        """Whether its end is the step in a file beside it."""
+        """Return whether its end is the step in a file beside it."""
         return any(order.startswith("beside latest_c") for order in self.orders)
 
     def steps(self) -> list[tuple[str, str]]:
-        """Each pattern as the files that it matches, in order of names."""
-        found = []
+        """Return verb and file of each step: a pattern's files come in order of names."""
+        steps = []
         for verb, pattern in (order.split(" ", 1) for order in self.orders):
             names = [pattern]
             if verb in ("write", "swap", "metadata"):
                 names = [n for n in sorted(self.files) if re.fullmatch(pattern, n)]
             assert names, f"{self.checkpoint}: nothing is {pattern}"
-            found += [(verb, name) for name in names]
-        return found
+            steps += [(verb, name) for name in names]
+        return steps
 
 
 class Stage:
@@ -66,7 +66,7 @@ class Stage:
         self.out, self.now = out, 1_700_000_000 * S
 
     def play(self, script: Script) -> Iterator[str]:
-        """What was done, after each call that changes something."""
+        """Write a save; yield what was done, after each call that changes something."""
         renamed = next((o.split()[1] for o in script.orders if o.startswith("rename")), "")
         home = self.out / script.checkpoint
         for verb, name in script.steps():
@@ -100,9 +100,9 @@ class Stage:
 
     def _write(self, path: Path, content: bytes) -> Iterator[str]:
         within = (folder for folder in path.parents if folder.is_relative_to(self.out))
-        made = [folder for folder in within if not folder.exists()]
-        is_new = made or not path.exists()
-        changed = [path.parent, *(folder.parent for folder in made)] if is_new else []
+        new_folders = [folder for folder in within if not folder.exists()]
+        is_new = new_folders or not path.exists()
+        changed = [path.parent, *(folder.parent for folder in new_folders)] if is_new else []
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb", buffering=0) as file:
             self._passed(path, *changed)
@@ -121,9 +121,9 @@ class Stage:
 
 
 def of(name: str, node: int = 0) -> dict[str, bytes]:
-    """The files of a vector's node.
+    """Return the files of a vector's node.
 
-    What real checkpoints hold and the vector was relieved of is made up.
+    What real checkpoints have and the vector lacks is made up.
     """
     return contents(vector(name).sources[node])
 
@@ -144,7 +144,7 @@ def save(
     checkpoint: str = "checkpoint-4",
     late: tuple[str, ...] = (),
 ) -> Script:
-    """A save in the order of its writes."""
+    """Return a save in the order of its writes."""
     return Script(checkpoint, files, orders, late)
 
 
@@ -160,9 +160,7 @@ _SHARDED = tuple(
 
 
 def trainers() -> dict[str, Script]:
-    """Saves of Hugging Face's Trainer on the node of rank 0, each of them finished with its last
-    call, and not before.
-    """
+    """Return saves of Hugging Face's Trainer on the node of rank 0; the last call finishes each."""
     ddp, zero2 = of("hf-ddp"), of("hf-zero2")
     zero3, fsdp = of("hf-zero3-2node"), of("hf-fsdp2-2node")
     only = {n: ddp[n] for n in ddp if not n.startswith(("optimizer", "scheduler", "rng"))}
@@ -189,7 +187,7 @@ def trainers() -> dict[str, Script]:
 
 
 def others() -> dict[str, Script]:
-    """The same of trainers with a last word of their own."""
+    """Return saves of trainers that have a last file of their own; the last call finishes each."""
     titan, sharded, whole = of("titan"), of("lightning"), of("verl-fsdp2")
     titan = {n: titan[n] for n in titan if "/" not in n}
     verl = whole | {
@@ -324,9 +322,7 @@ def others() -> dict[str, Script]:
 
 
 def unproven() -> dict[str, Script]:
-    """Saves that nothing on this node ever says the end of: nodes without rank 0, and trainers
-    without a last word.
-    """
+    """Return saves whose end nothing on this node shows: without rank 0, or without a last file."""
     fsdp, zero3 = of("hf-fsdp2-2node", 1), of("hf-zero3-2node", 1)
     accelerate = {
         n.removeprefix("checkpoints/checkpoint_0/"): data for n, data in of("acc-zero3").items()

@@ -33,11 +33,11 @@ def seen(
     size: int = 10,
     **told: object,
 ) -> Summary:
-    """One that was written at ``at``: by default a day later for each step."""
+    """Return the summary of a location written ``at`` (s): by default a day later for each step."""
     checkpoint = f"checkpoint-{step}" if step is not None else "final"
     when = at if at is not None else (step or 0) * DAY
     is_verified = word in ("VERIFIED", "RETIRED")
-    found = Summary(
+    summary = Summary(
         run="run", checkpoint=checkpoint, location=checkpoint, step=step, status=word, evidence=(),
         lacks=(), nodes=("n0",),
         manifests=(f"run/.ckptsync/{checkpoint}/manifest-n0-0-0123456789abcdef.json",),
@@ -48,7 +48,7 @@ def seen(
         proof=Proven(holds=is_verified),
         retired="old" if word == "RETIRED" else "",
     )  # fmt: skip
-    return replace(found, **told)  # type: ignore[arg-type]
+    return replace(summary, **told)  # type: ignore[arg-type]
 
 
 def fill(
@@ -60,9 +60,9 @@ def fill(
     loss: float = 1.0,
     is_verified: bool = True,
 ) -> str:
-    """One node's save with two files and its trainer's state, consolidated, and verified.
+    """Store one node's save with two files and its trainer's state; return its manifest's name.
 
-    The manifest's name.  ``at`` in seconds.
+    It is consolidated and verified, unless ``is_verified`` is false.  ``at``: seconds.
     """
     checkpoint = checkpoint_of(location)
     step = int(checkpoint.rpartition("-")[2]) if "-" in checkpoint else 0
@@ -76,9 +76,9 @@ def fill(
         store.write(f"{run}/{location}/{path}", [content])
     files = tuple(entry(path, content, at * 10**9) for path, content in contents.items())
     demands = Demands({"a.bin": None, "b.bin": 100}, {"trainer_state.json": None})
-    where, when = (run, checkpoint, location), at * 10**9
-    made = Manifest(*where, "n0", 0, files, (0,), when, when, demands, sources=("whole:.",))
-    name = put(store, made)
+    save, when = (run, checkpoint, location), at * 10**9
+    manifest = Manifest(*save, "n0", 0, files, (0,), when, when, demands, sources=("whole:.",))
+    name = put(store, manifest)
     if is_verified:
         verify(store, location, (name,), run)
     return name
@@ -98,11 +98,11 @@ def mark(store: Store, location: str, stage: Stage = "marked", scope: Scope = "l
 
 
 def verify(store: Store, location: str, manifests: tuple[str, ...], run: str = "run") -> None:
-    """Consolidate it, and report that all is well."""
+    """Store a model of a location, its record, and a report without damage."""
     checkpoint, data = checkpoint_of(location), f"model of {location}".encode()
     store.write(f"{run}/consolidated/{location}/model.safetensors", [data])
     digest = digest_stream([data], len(data)).digest
     consolidated = ModelFile("model.safetensors", len(data), digest)
-    where, options = (run, checkpoint, location), {"dtype": "auto"}
-    model = put(store, ModelRecord(*where, 0, manifests, options, (consolidated,), ()))
-    put(store, Report(*where, 1, "digest", "ok", manifests, model, 1, (), 0.0))
+    save, options = (run, checkpoint, location), {"dtype": "auto"}
+    model = put(store, ModelRecord(*save, 0, manifests, options, (consolidated,), ()))
+    put(store, Report(*save, 1, "digest", "ok", manifests, model, 1, (), 0.0))

@@ -84,19 +84,17 @@ class Block:
 
 
 def blocks(text: str) -> list[Block]:
-    """Every fenced block of a document, in order."""
-    found = []
-    for one in _BLOCK.finditer(text):
-        mark, _, about = (one["mark"] or "").partition(":")
-        line = text[: one.start("text")].count("\n")
-        found.append(Block(line, one["language"], one["text"], mark.strip(), about.strip()))
-    return found
+    """Return every fenced block of a document, in order."""
+    result = []
+    for match in _BLOCK.finditer(text):
+        mark, _, about = (match["mark"] or "").partition(":")
+        line = text[: match.start("text")].count("\n")
+        result.append(Block(line, match["language"], match["text"], mark.strip(), about.strip()))
+    return result
 
 
 def commands(text: str) -> list[str]:
-    """The command lines of ours in a document: in its blocks of commands, and in its running
-    text.
-    """
+    """Return the `ckptsync` command lines in a document: of blocks of commands, and in its text."""
     lines = [
         line
         for b in blocks(text)
@@ -106,15 +104,15 @@ def commands(text: str) -> list[str]:
     lines += re.findall(
         r"`([^`\n]+)`", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     )
-    words = (
+    matches = (
         re.fullmatch(r"\s*(?:\$ |sudo )?(?:/opt/ckptsync/bin/)?(ckptsync [a-z-].*)", line)
         for line in lines
     )
-    return [found[1] for found in words if found]
+    return [match[1] for match in matches if match]
 
 
 def has(modules: str) -> str:
-    """Of these the first that the trainers' Python has not got; empty if it has all."""
+    """Return the first of these modules that the trainers' Python lacks; "" if it has all."""
     script = (
         "import importlib.util, sys; print(*[m for m in sys.argv[1:] if importlib.util.find_spec(m)"
         " is None][:1])"
@@ -132,18 +130,16 @@ class Location:
     _served: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def lay_shards(self) -> None:
-        """A checkpoint on two nodes, both parts of it in one directory, and the model that was
-        trained.
-        """
+        """Copy a checkpoint of two nodes, its parts also in one directory, and its base model."""
         demo = Path(ckptsync.__file__).parent / "demo_data"
         for node in ("node0", "node1"):
-            for where in (node, "out"):
-                shards = self.home / "work" / where / "checkpoint-500"
+            for folder in (node, "out"):
+                shards = self.home / "work" / folder / "checkpoint-500"
                 shutil.copytree(demo / "fsdp2" / node / "checkpoint-4", shards, dirs_exist_ok=True)
         shutil.copytree(demo / "base", self.home / "models" / "base")
 
     def do(self, block: Block) -> None:
-        """Raises AssertionError where something is not as the document says."""
+        """Run a block, or write its file; raise AssertionError where the document is wrong."""
         if block.mark == "file":
             path = self.home / "work" / self.here(block.about)  # which may be absolute
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -161,7 +157,7 @@ class Location:
                 )
 
     def here(self, text: str) -> str:
-        """With the directories of this location."""
+        """Return the text with the directories of this location."""
         for location in LOCATIONS:
             pattern = rf"(?<![\w./]){re.escape(location)}(?![\w])"
             text = re.sub(pattern, str(self.home) + location, text)
@@ -208,8 +204,8 @@ class Location:
             self._served.append(self._start(f"exec {self.here(block.text).strip()}", log))
 
     def _check_served(self) -> None:
-        for one in self._served:
-            assert one.poll() is None, f"ended with {one.returncode}\n{self._logs()}"
+        for process in self._served:
+            assert process.poll() is None, f"ended with {process.returncode}\n{self._logs()}"
 
     def _logs(self) -> str:
         logs = sorted(self.home.glob("served-*.log"))
@@ -226,7 +222,7 @@ class Location:
         """Return what commands of the document are run with."""
         others = ("CKPTSYNC_", "RANK", "WORLD_SIZE", "LOCAL_")
         clean = {k: v for k, v in os.environ.items() if not k.startswith(others)}
-        own = {
+        changes = {
             "HOME": str(self.home),
             "XDG_CACHE_HOME": f"{self.home}/cache",
             # DeepSpeed's; a killed compiler leaves a lock
@@ -234,27 +230,27 @@ class Location:
             "PATH": f"{self.home}/bin:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
         }
-        return clean | QUICK | TRAINING | own
+        return clean | QUICK | TRAINING | changes
 
 
 @contextlib.contextmanager
 def location(home: Path) -> Iterator[Location]:
-    """A location to run one document in; what it serves is ended."""
+    """Yield a location to run one document in; end what it serves."""
     for folder in ("work", "bin", *(p.removeprefix("/") for p in LOCATIONS)):
         (home / folder).mkdir(parents=True)
     for name, text in PROGRAMS.items():
         (home / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
         (home / "bin" / name).chmod(0o755)
-    made = Location(home)
+    result = Location(home)
     try:
-        yield made
+        yield result
     finally:
-        for one in made._served:
-            end(one)
+        for process in result._served:
+            end(process)
 
 
 def end(started: subprocess.Popen[str]) -> None:
-    """It, and what it started; torchrun passes a SIGTERM on."""
+    """End a process and its group by SIGTERM, which torchrun passes on; after 20 s by SIGKILL."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(started.pid, number)

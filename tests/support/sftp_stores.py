@@ -25,23 +25,23 @@ AT_ONCE = Limits(patience=0.0, stall=30.0)
 def over_ssh(
     path: Path, limits: Limits = SOON, options: Mapping[str, object] | None = None
 ) -> SftpStore:
-    """A store in a directory, which the tests' own sshd serves."""
+    """Return a store in a directory that the tests' own sshd serves."""
     server = sshd()
     return SftpStore(remote(server.url(path)), {**server.options, **(options or {})}, limits)
 
 
 def served(path: Path, *faults: str, limits: Limits = SOON) -> SftpStore:
-    """A store in a directory, which tests/support/faulty_sftp_server.py serves."""
+    """Return a store in a directory that tests/support/faulty_sftp_server.py serves."""
     return SftpStore(remote(f"sftp://head{path}"), {}, limits, program(*faults))
 
 
 def through(port: int, home: Path, limits: Limits) -> Store:
-    """A store in ``home/root``, which the tests' own sshd serves, behind a proxy's port."""
-    server, root, known = sshd(), home / "root", home / "known_hosts"
+    """Return a store in ``home/root``, which the tests' own sshd serves, behind a proxy's port."""
+    server, root, known_hosts = sshd(), home / "root", home / "known_hosts"
     root.mkdir(exist_ok=True)
-    known.write_text(server.known_hosts.read_text().replace(f":{server.port} ", f":{port} "))
+    known_hosts.write_text(server.known_hosts.read_text().replace(f":{server.port} ", f":{port} "))
     url = f"sftp://{server.user}@127.0.0.1:{port}{root}"
-    return open_any(url, server.options_with(known_hosts=known), limits)
+    return open_any(url, server.options_with(known_hosts=known_hosts), limits)
 
 
 def program(*faults: str) -> Sequence[str]:

@@ -20,7 +20,7 @@ SHARD = "checkpoint-4/pytorch_model_fsdp_0/__0_0.distcp"
 
 
 def make(path: Path) -> Path:
-    """Copy it to ``path``, which is returned.  It is made once in a process."""
+    """Copy the store, which is made once in a process, to ``path``; return that."""
     shutil.copytree(_made().name, path, dirs_exist_ok=True)
     return path
 
@@ -49,7 +49,7 @@ def make_two(path: Path) -> Path:
 
 
 def flip(path: Path) -> None:
-    """Turn one bit in the middle of a file over."""
+    """Turn one bit in the middle of a file."""
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.chmod(0o600)

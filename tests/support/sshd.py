@@ -60,13 +60,13 @@ class Sshd:
 
     @property
     def options(self) -> Mapping[str, object]:
-        """The storage_options that let this user in, and nothing of what ~/.ssh says."""
+        """Return the storage_options that let this user in, without what ~/.ssh says."""
         return self.options_with()
 
     def options_with(
         self, key: Path | None = None, known_hosts: Path | None = None
     ) -> Mapping[str, object]:
-        """The same with another key, or with other host keys."""
+        """Return `options` with another key, or with other host keys."""
         lines = (
             f'IdentityFile "{key or self.key}"\nIdentitiesOnly yes\n'
             f'UserKnownHostsFile "{known_hosts or self.known_hosts}"\n'
@@ -79,11 +79,11 @@ class Sshd:
         return {"config": str(config)}
 
     def url(self, path: str | os.PathLike[str]) -> str:
-        """Of an absolute path."""
+        """Return the URL of an absolute path."""
         return f"sftp://{self.user}@127.0.0.1:{self.port}{os.fspath(path)}"
 
     def start(self) -> None:
-        """Listen; after `stop` on the same port again."""
+        """Listen; after `stop` on the same port again.  Fails the test if that is not possible."""
         for _ in range(1 if self.port else _TRIES):
             self.port = self.port or free_port()
             process = self._started()
@@ -97,13 +97,13 @@ class Sshd:
         pytest.fail(f"no sshd came up: {self.log.read_text(errors='replace')}")
 
     def stop(self) -> None:
-        """No new connections; those that are open go on."""
+        """Accept no more connections; those that are open go on."""
         if self._process is not None:
             _ended(self._process)
             self._process = None
 
     def cut(self) -> None:
-        """No new connections, and those that are open break."""
+        """Accept no more connections, and break those that are open."""
         sessions = [*below(self._process.pid)][1:] if self._process else []
         self.stop()
         for session in sessions:
@@ -111,7 +111,7 @@ class Sshd:
                 os.kill(session, signal.SIGKILL)
 
     def close(self) -> None:
-        """Nothing of it is left."""
+        """Stop the server, and delete its files."""
         self.stop()
         shutil.rmtree(self.dir, ignore_errors=True)
 
@@ -145,7 +145,7 @@ MaxStartups 200
 
 @functools.cache
 def sshd() -> Sshd:
-    """The server of this test process; skips where none is installed."""
+    """Return the server of this test process; skip the test where none is installed."""
     wanted()
     server = Sshd()
     atexit.register(server.close)
@@ -154,7 +154,7 @@ def sshd() -> Sshd:
 
 @contextmanager
 def another_sshd(more: str = "") -> Iterator[Sshd]:
-    """A server of a test's own, for who wants to stop it, or to change its configuration."""
+    """Yield a server of a test's own, to stop it, or to change its configuration."""
     wanted()
     server = Sshd(more)
     try:
@@ -164,7 +164,7 @@ def another_sshd(more: str = "") -> Iterator[Sshd]:
 
 
 def wanted() -> None:
-    """Skip where there is no OpenSSH, unless CI says that there must be."""
+    """Skip the test where there is no OpenSSH; fail it if `NEEDED` says that there must be."""
     if all((_program()[0], shutil.which("ssh"), shutil.which("ssh-keygen"))):
         return
     reason = (
@@ -178,13 +178,13 @@ def wanted() -> None:
 
 @functools.cache
 def _program() -> tuple[str, dict[str, str]]:
-    """Where sshd is, "" if nowhere, and its environment."""
-    for found in ("/usr/sbin/sshd", shutil.which("sshd") or "", "/usr/local/sbin/sshd"):
-        if found and os.access(found, os.X_OK):
+    """Return where sshd is, "" if nowhere, and its environment."""
+    for path in ("/usr/sbin/sshd", shutil.which("sshd") or "", "/usr/local/sbin/sshd"):
+        if path and os.access(path, os.X_OK):
             if os.getuid() == 0:
                 # started by root it wants to give up its privileges there
                 Path("/run/sshd").mkdir(exist_ok=True)
-            return str(found), dict(os.environ)
+            return str(path), dict(os.environ)
     unpacked = _LOCAL / "usr/sbin/sshd"
     libraries = ":".join(
         map(str, [*_LOCAL.glob("usr/lib/*-linux-*"), *_LOCAL.glob("lib/*-linux-*")])
@@ -205,8 +205,8 @@ def _keygen(path: Path) -> None:
 def _answers(port: int, process: subprocess.Popen[bytes]) -> bool:
     deadline = time.monotonic() + 240
     while time.monotonic() < deadline and process.poll() is None:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1) as s:
-            return s.recv(4) == b"SSH-"
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1) as connection:
+            return connection.recv(4) == b"SSH-"
         time.sleep(0.01)
     return False
 

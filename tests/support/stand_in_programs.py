@@ -21,7 +21,7 @@ PINS = {*(f"checkpoint-{step}.0" for step in range(1, STEPS + 1)), "final.0"}
 
 
 def program(*words: str) -> subprocess.CompletedProcess[str]:
-    """A Python without the stand-ins."""
+    """Run a Python without the stand-ins; return how it ended."""
     return ran(*words, path=(ROOT,), OMP_NUM_THREADS="1")
 
 
@@ -32,8 +32,8 @@ def ran(
     cwd: Path = ROOT,
     **variables: str,
 ) -> subprocess.CompletedProcess[str]:
-    """A Python, with these directories before its own packages, and these variables."""
-    told = {
+    """Run a Python, with directories before its own packages and variables; return how it ended."""
+    environment = {
         **CLEAN,
         **({"PYTHONPATH": os.pathsep.join(map(str, path))} if path else {}),
         **variables,
@@ -44,6 +44,6 @@ def ran(
         text=True,
         check=False,
         cwd=cwd,
-        env=told,
+        env=environment,
         timeout=3600,
     )

@@ -22,23 +22,23 @@ HOUR, DAY = 3600.0, 86400.0
 def location(
     name: str = "run/checkpoint-1", word: Status = "VERIFIED", ago: float = 60.0, **changes: Any
 ) -> Summary:
-    """One that ended, and arrived, so many seconds ago."""
-    run, _, where = name.partition("/")
-    checkpoint = checkpoint_of(where)
+    """Return the summary of a location that ended, and arrived, ``ago`` seconds before `NOW`."""
+    run, _, location_name = name.partition("/")
+    checkpoint = checkpoint_of(location_name)
     step = checkpoint.rpartition("-")[2]
-    there = NOW - ago
-    made = Summary(
-        run, checkpoint, where, int(step) if step.isdigit() else None, word,
+    arrival = NOW - ago
+    summary = Summary(
+        run, checkpoint, location_name, int(step) if step.isdigit() else None, word,
         nodes=("n0",), manifests=("m",), files=3, size=1000,
-        ended=there, first_arrival=there, arrived=there,
+        ended=arrival, first_arrival=arrival, arrived=arrival,
         model=True, resume=True, consolidated=word == "VERIFIED",
-        proof=Proven("r", "ok", "digest", there, word == "VERIFIED"),
+        proof=Proven("r", "ok", "digest", arrival, word == "VERIFIED"),
     )  # fmt: skip
-    return replace(made, **changes)
+    return replace(summary, **changes)
 
 
 def waiting(*subjects: str, since: float = NOW, **changes: Any) -> tuple[Progress, ...]:
-    """Uploads that wait, by ``run/checkpoint``."""
+    """Return uploads that wait, by ``run/checkpoint``."""
     names = [subject.partition("/") for subject in subjects]
     return tuple(
         replace(
@@ -50,11 +50,11 @@ def waiting(*subjects: str, since: float = NOW, **changes: Any) -> tuple[Progres
 
 
 def job(kind: str, subject: str, **changes: Any) -> Progress:
-    """A job of a head that runs."""
-    run, _, where = subject.partition("/")
-    checkpoint = checkpoint_of(where) if where else ""
+    """Return the progress of a head's job that runs."""
+    run, _, place = subject.partition("/")
+    checkpoint = checkpoint_of(place) if place else ""
     entry = Progress(
-        kind=kind, state="running", run=run, checkpoint=checkpoint, location=where, since=NOW
+        kind=kind, state="running", run=run, checkpoint=checkpoint, location=place, since=NOW
     )
     return replace(entry, **changes)
 
@@ -68,22 +68,22 @@ def heart(
     oldest: float = 0.0,
     **changes: Any,
 ) -> NodeFile:
-    """A heartbeat that came so many seconds ago."""
+    """Return a heartbeat that came ``ago`` seconds before `NOW`."""
     if queue:
         changes["running"] = waiting(*queue, since=NOW - ago - oldest)
-    known = Heartbeat(
+    heartbeat = Heartbeat(
         node, "i", "machine", 1, "1", NOW - DAY, roles, "1.0", 7, NOW - ago, **changes
     )
     end = "" if "worker" in roles else "~head"
-    return NodeFile(Entry(f".ckptsync/nodes/{node}{end}.json", 1, NOW - ago), known)
+    return NodeFile(Entry(f".ckptsync/nodes/{node}{end}.json", 1, NOW - ago), heartbeat)
 
 
 def fact(node: str = "n0", offset: float | None = None, **trains: str) -> NodeFile:
-    """What a node is made of, and the state of each run's training there."""
-    told = {run: Train("t", 1, 1, NOW - DAY, {}, state) for run, state in trains.items()}
+    """Return a node's facts, with the state of each run's training; ``offset``: seconds."""
+    trainings = {run: Train("t", 1, 1, NOW - DAY, {}, state) for run, state in trains.items()}
     measured = None if offset is None else int(offset * 1e9)
     machine = (f"{node}.example", "machine", "u", "0022", "1", "3", "6")
-    facts = Facts(node, *machine, trains=told, at=NOW, clock_offset=measured)
+    facts = Facts(node, *machine, trains=trainings, at=NOW, clock_offset=measured)
     return NodeFile(Entry(f".ckptsync/nodes/{node}~facts.json", 1, NOW), facts)
 
 
@@ -95,7 +95,7 @@ def shown(
     now: float = NOW,
     run: str = "",
 ) -> Overview:
-    """What is to be seen of a store of these."""
+    """Return the overview of a store of these."""
     files = NodeFiles({k.entry.name: k for k in known})
     return overview(
         "/store",
@@ -109,5 +109,5 @@ def shown(
 
 
 def raised(*known: NodeFile, **rest: Any) -> dict[str, Alarm]:
-    """Its alarms, by ``code subject``."""
+    """Return the alarms of `shown`, by ``code subject``."""
     return {alarm.key: alarm for alarm in shown(*known, **rest).alarms}

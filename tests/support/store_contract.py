@@ -33,7 +33,7 @@ def dies_after(*chunks: Chunk) -> Iterator[Chunk]:
 
 
 def content_of(n: int) -> list[bytes]:
-    """What the nth of several writers writes."""
+    """Return what the nth of several writers writes."""
     return [b"%d" % n] * 1000
 
 

@@ -29,7 +29,7 @@ SHOWN = 19  # keys of a mapping that people need to see
 
 
 def store() -> MemoryStore:
-    """Two nodes' save, consolidated, found damaged, repaired and verified.
+    """Return a store with two nodes' save: consolidated, found damaged, repaired and verified.
 
     Then one of them writes the same step again, an hour later.
     """
@@ -66,7 +66,7 @@ def listing(made: MemoryStore) -> str:
 
 
 def examples(made: MemoryStore) -> Iterator[tuple[str, str]]:
-    """One record of each kind, shortened; what all of them have is in the first."""
+    """Yield name and text of one record of each kind, shortened; common keys are in the first."""
     hidden: set[str] = set()
     for kind in ("manifest-node0", "model-0", "report-1", "keep", "join", "tombstone"):
         name = next(e.name for e in made.names("run/.ckptsync/") if f"/{kind}-" in e.name)
@@ -77,7 +77,7 @@ def examples(made: MemoryStore) -> Iterator[tuple[str, str]]:
 
 
 def _indented(value: object, depth: int = 1) -> str:
-    """JSON with one line a value; what fits on a line is not broken."""
+    """Return JSON with one line a value; what fits on a line is not broken."""
     line = json.dumps(value, ensure_ascii=False)
     if len(line) + depth < 100 and depth > 1:
         return line
@@ -109,7 +109,7 @@ def block(made: MemoryStore) -> str:
 
 
 def document(text: str) -> str:
-    """``text`` with a fresh listing between its two marks."""
+    """Return ``text`` with a fresh listing between its two marks."""
     before, _, rest = text.partition("<!-- listing -->\n")
     _, _, after = rest.partition("<!-- end of listing -->")
     return f"{before}<!-- listing -->\n{block(store())}\n<!-- end of listing -->{after}"

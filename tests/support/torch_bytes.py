@@ -15,7 +15,7 @@ def saved(value: Any, **options: Any) -> bytes:
 
 
 def raw(tensor: torch.Tensor) -> bytes:
-    """A tensor's elements, row by row."""
+    """Return a tensor's elements, row by row."""
     flat = tensor.detach().resolve_conj().contiguous().reshape(-1)
     flat = flat.as_strided(flat.shape, (1,))  # one element is contiguous whatever its stride
     return b"" if not flat.numel() else flat.view(torch.uint8).numpy().tobytes()

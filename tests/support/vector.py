@@ -27,7 +27,7 @@ class Vector:
 
 
 def vectors() -> list[Vector]:
-    """All that there are."""
+    """Return all vectors, by name."""
     return [_vector(path.parent) for path in sorted(ROOT.glob("*/vector.json"))]
 
 
@@ -36,29 +36,27 @@ def vector(name: str) -> Vector:
 
 
 def _vector(folder: Path) -> Vector:
-    told = json.loads((folder / "vector.json").read_text())
+    description = json.loads((folder / "vector.json").read_text())
     return Vector(
         folder.name,
-        tuple(folder / s for s in told["sources"]),
-        folder / told["keep"],
-        folder / told["auto"],
+        tuple(folder / s for s in description["sources"]),
+        folder / description["keep"],
+        folder / description["auto"],
     )
 
 
 def bits(*files: Path) -> Bits:
-    """Every tensor of safetensors files as ``(dtype, shape, bytes)``, read in the plainest way
-    there is.
-    """
-    found: dict[str, tuple[str, tuple[int, ...], bytes]] = {}
+    """Return every tensor of safetensors files as ``(dtype, shape, bytes)``, read by hand."""
+    tensors: dict[str, tuple[str, tuple[int, ...], bytes]] = {}
     for file in files:
         data = file.read_bytes()
         base = 8 + int.from_bytes(data[:8], "little")
         for name, entry in json.loads(data[8:base]).items():
             if name != "__metadata__":
                 start, end = entry["data_offsets"]
-                found[name] = (
+                tensors[name] = (
                     entry["dtype"],
                     tuple(entry["shape"]),
                     data[base + start : base + end],
                 )
-    return found
+    return tensors

@@ -36,43 +36,43 @@ WHOLE = {"model.safetensors": safetensors_file(TENSORS), "config.json": b'{"mode
 def manifest(files: Mapping[str, bytes], node: str = "n0", **more: object) -> Manifest:
     tree = MemoryFiles(files)
     entries = tuple(entry(path, data) for path, data in sorted(files.items()))
-    where, demands = (RUN, LOCATION, LOCATION), registry.demands(tree)
+    save, demands = (RUN, LOCATION, LOCATION), registry.demands(tree)
     ranks = file_names.ranks(files)
-    plain = Manifest(*where, node, 0, entries, ranks, 1000, 1000, demands)
+    plain = Manifest(*save, node, 0, entries, ranks, 1000, 1000, demands)
     return replace(plain, **more)  # type: ignore[arg-type]
 
 
 def arrive(store: Store, files: Mapping[str, bytes], node: str = "n0", **more: object) -> str:
-    """What a worker does: files, then their manifest; the record's name.
+    """Store files and their manifest as a worker does; return the manifest's name.
 
-    What finds its name taken lies beside.
+    A file whose name is taken by other bytes lies beside.
     """
-    there = {e.name for e in store.names(f"{RUN}/{LOCATION}/")}
+    names = {e.name for e in store.names(f"{RUN}/{LOCATION}/")}
     plain = {path: file_name(RUN, LOCATION, path) for path in files}
     beside = {
         p: node_file_name(RUN, LOCATION, node, p)
         for p, n in plain.items()
-        if n in there and read_all(store, n) != files[p]
+        if n in names and read_all(store, n) != files[p]
     }
     for path, data in files.items():
         store.write({**plain, **beside}[path], [data])
-    made = manifest(files, node, **more)
-    entries = tuple(replace(f, stored_as=beside.get(f.path, "")) for f in made.files)
-    return put(store, replace(made, files=entries))
+    draft = manifest(files, node, **more)
+    entries = tuple(replace(f, stored_as=beside.get(f.path, "")) for f in draft.files)
+    return put(store, replace(draft, files=entries))
 
 
 def model_record(store: Store, files: Files, manifests: Iterable[str]) -> str:
-    """What a head does: the consolidated model, then its model record."""
+    """Store the consolidated model and its record as a head does; return the record's name."""
     prefix = consolidated_prefix(RUN, LOCATION)
     merged = consolidate(
         files, lambda name, chunks: store.write(prefix + name, chunks), MergeOptions()
     )
-    where, of = (RUN, LOCATION, LOCATION), tuple(manifests)
-    return put(store, ModelRecord(*where, 0, of, {}, merged.files, merged.tensors))
+    save, of = (RUN, LOCATION, LOCATION), tuple(manifests)
+    return put(store, ModelRecord(*save, 0, of, {}, merged.files, merged.tensors))
 
 
 def whole_store() -> MemoryStore:
-    """One node's whole model, consolidated."""
+    """Return a store with one node's whole model, consolidated."""
     store = MemoryStore()
     model_record(store, MemoryFiles(WHOLE), [arrive(store, WHOLE)])
     return store
@@ -85,13 +85,13 @@ def retire(store: Store, reason: str, scope: Scope = "location", stage: Stage = 
 
 
 def location(store: Store) -> LocationState:
-    (found,) = read_state(store).locations
-    return found
+    (state,) = read_state(store).locations
+    return state
 
 
 def verified(store: Store, level: Level = "digest") -> Report:
-    found = read_state(store)
-    return verify_location(store, found.locations[0], VerifyOptions(level), found.faults)
+    state = read_state(store)
+    return verify_location(store, state.locations[0], VerifyOptions(level), state.faults)
 
 
 def damage(report: Report) -> list[tuple[str, str]]:

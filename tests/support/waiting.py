@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 
 def until(condition: Callable[[], object], seconds: float = 300, pause: float = 0.01) -> bool:
-    """Whether it holds in time; it is looked at every ``pause`` seconds."""
+    """Return whether a condition holds within ``seconds``; check it every ``pause`` seconds."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if condition():

@@ -62,7 +62,7 @@ EIGHT = ONE | {"trainer_state.json": b'{"global_step": 8}'}
 
 
 def lay(root: Path, files: dict[str, bytes], at: float = 0.0) -> Path:
-    """A checkpoint whose files were written at ``at`` seconds, in place."""
+    """Write a checkpoint-4 whose files have the mtime ``at`` (s), in place; return its path."""
     for name, content in files.items():
         path = root / "checkpoint-4" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ def lay(root: Path, files: dict[str, bytes], at: float = 0.0) -> Path:
 
 
 def other(files: dict[str, bytes]) -> dict[str, bytes]:
-    """Another save: the same names and sizes, other bytes."""
+    """Return the files of another save: the same names and sizes, other bytes."""
     return {
         name: bytes(b ^ 1 if b != 10 else b for b in content) if "json" not in name else content
         for name, content in files.items()
@@ -82,23 +82,23 @@ def other(files: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def seen(out: Path) -> LocalSave:
-    """The only save of an output directory, pinned."""
-    (one,) = list_and_pin_saves(RunDir("run", out), Pinner("n0", lambda *_: False)).saves
-    return one
+    """Return the only save of an output directory, pinned."""
+    (save,) = list_and_pin_saves(RunDir("run", out), Pinner("n0", lambda *_: False)).saves
+    return save
 
 
 def context(store: Store, node: str = "n0") -> UploadContext:
-    """What an upload of checkpoint-4 needs."""
+    """Return what an upload of checkpoint-4 needs."""
     return UploadContext(StoreView(store, node, "run"), "checkpoint-4")
 
 
 def draft_of(one: LocalSave, node: str = "n0") -> Manifest:
-    """The manifest of a save, still without a location."""
+    """Return the manifest of a save, still without a location."""
     return draft_manifest(one, node, notes_at_sending(one, 0), ReadFiles(), clock_offset=0)[0]
 
 
 def store_save(one: LocalSave, store: Store, selection: Selection = EVERYTHING) -> Sent:
-    """Upload one save."""
+    """Upload one save; return what was sent."""
     going = outgoing_save(one, selection)
     return upload(draft_of(going), going.files, context(store))
 
@@ -116,36 +116,47 @@ def manifests(store: Store) -> list[StoredManifest]:
 
 
 def kept(store: Store) -> dict[str, dict[str, dict[str, bytes]]]:
-    """Location → node → path → bytes, as the manifests say.
+    """Return location → node → path → bytes, as the manifests say.
 
-    Fails if a bound file is not there, or has other bytes.
+    Fails if a file that a manifest names is missing, or has other bytes.
     """
-    found: dict[str, dict[str, dict[str, bytes]]] = {}
+    stored: dict[str, dict[str, dict[str, bytes]]] = {}
     for location in {k.manifest.location for k in manifests(store)}:
         assert explain_conflict(location, manifests(store)) == ""
         for path, every in locate_files(
             k.manifest for k in manifests(store) if k.manifest.location == location
         ).items():
-            for at in every:
-                data = read_all(store, at.name)
-                assert digest(data) == at.entry.digest, at.name
-                for node in at.nodes:
-                    found.setdefault(location, {}).setdefault(node, {})[path] = data
-    return found
+            for copy in every:
+                data = read_all(store, copy.name)
+                assert digest(data) == copy.entry.digest, copy.name
+                for node in copy.nodes:
+                    stored.setdefault(location, {}).setdefault(node, {})[path] = data
+    return stored
 
 
 def damaged(store: Store, n: int, *names: str) -> str:
-    """Report files as damaged."""
-    its = tuple(k.name for k in manifests(store))
+    """Report files as damaged; return the report's name."""
+    manifest_names = tuple(k.name for k in manifests(store))
     findings = tuple(VerifyFinding("digest", name, "") for name in names)
     return put(
         store,
-        Report("run", "checkpoint-4", "checkpoint-4", n, "digest", "damaged", its, "", 0, findings),
+        Report(
+            "run",
+            "checkpoint-4",
+            "checkpoint-4",
+            n,
+            "digest",
+            "damaged",
+            manifest_names,
+            "",
+            0,
+            findings,
+        ),
     )
 
 
 def verify(store: Store, location: str = "checkpoint-4") -> None:
-    """Report a location as VERIFIED."""
+    """Store a model record of a location, and a report that makes it VERIFIED."""
     names = tuple(k.name for k in manifests(store) if k.manifest.location == location)
     model_record = put(store, ModelRecord("run", location, location, 0, names, {}, (), ()))
     put(store, Report("run", location, location, 0, "digest", "ok", names, model_record, 1, ()))
@@ -167,7 +178,7 @@ def push_now(
     runs: Iterable[RunDir] = (),
     name: str = "",
 ) -> tuple[UploadProgress, ...]:
-    """Push a directory, as `ckptsync push` does."""
+    """Push a directory, as `ckptsync push` does; return the progress."""
     offer = find_offer(directory, runs, name, store.url)
     offer = replace(offer, run=checked_run(run or offer.run))
     return push(offer, store, node or node_id(), after_chunk, threads=threads, selection=selection)
@@ -195,7 +206,7 @@ def tick(worker: Worker, now: float) -> WorkerResult:
 
 
 def settle(w: Worker, start: float = 0.0) -> WorkerResult:
-    """Ticks until everything that can be finished is, the last one after all waiting."""
+    """Tick until everything that can be finished is; return the last result, after all waiting."""
     for after in (0.0, 10.0, 60.0, 600.0):
         result = tick(w, start + after)
     return result

@@ -46,7 +46,7 @@ class Zero:
 
 
 def files(of: Zero) -> MemoryFiles:
-    """Every rank's files."""
+    """Return every rank's files."""
     content: dict[str, bytes] = {}
     for rank in range(of.world):
         optim = f"{of.prefix}zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
@@ -61,14 +61,12 @@ def files(of: Zero) -> MemoryFiles:
 
 
 def own(tensor: torch.Tensor) -> torch.Tensor:
-    """The model's own copy of a weight: the master rounded to nearest, as DeepSpeed leaves it after
-    every step.
-    """
+    """Return the model's copy of a weight: the master rounded to nearest, as DeepSpeed does."""
     return tensor.to(torch.bfloat16)
 
 
 def model(of: Zero, rank: int) -> dict[str, Any]:
-    """One ``model_states.pt``."""
+    """Return the content of a rank's ``model_states.pt``."""
     third = of.stage == 3
     trained = {
         n: torch.empty(0, dtype=torch.bfloat16) if third else own(t) for n, t in of.trained.items()
@@ -91,23 +89,23 @@ def model(of: Zero, rank: int) -> dict[str, Any]:
 
 
 def optimizer(of: Zero, rank: int) -> dict[str, Any]:
-    """One rank's optimizer state."""
+    """Return a rank's optimizer state."""
     if of.stage == 3:
         slices = [_slice(t, rank, of.world) for t in of.trained.values()]
-        mine = torch.cat([torch.empty(0), *slices])
-        cuts = sorted({0, len(mine), *(int(c * len(mine)) for c in of.cuts)})
-        groups = [mine[a:b].clone() for a, b in pairwise(cuts)] or [mine]
-        held = {n: _states(of, group) for n, group in enumerate(groups)}
+        flat = torch.cat([torch.empty(0), *slices])
+        cuts = sorted({0, len(flat), *(int(c * len(flat)) for c in of.cuts)})
+        groups = [flat[a:b].clone() for a, b in pairwise(cuts)] or [flat]
+        states = {n: _states(of, group) for n, group in enumerate(groups)}
         return {
             "fp32_flat_groups": groups,
             "zero_stage": 3,
             "partition_count": of.world,
-            "optimizer_state_dict": {"state": held, "param_groups": PARAM_GROUPS},
+            "optimizer_state_dict": {"state": states, "param_groups": PARAM_GROUPS},
         }
-    found = [_partition(of, index, rank) for index in range(len(of.groups))]
+    partitions = [_partition(of, index, rank) for index in range(len(of.groups))]
     state = {
-        "single_partition_of_fp32_groups": [tensor for tensor, _ in found],
-        "group_paddings": [padding for _, padding in found],
+        "single_partition_of_fp32_groups": [tensor for tensor, _ in partitions],
+        "group_paddings": [padding for _, padding in partitions],
         "zero_stage": of.stage,
         "partition_count": [of.world] * len(of.groups),
         "base_optimizer_state": {
@@ -123,13 +121,13 @@ def optimizer(of: Zero, rank: int) -> dict[str, Any]:
 
 
 def _states(of: Zero, flat: torch.Tensor) -> dict[str, Any]:
-    """What Adam keeps of a flat tensor, or another optimizer."""
+    """Return what an optimizer keeps of a flat tensor: ``of.states`` times it; {} for none."""
     named = {name: flat * factor for name, factor in of.states.items()}
     return {"step": torch.tensor(3.0), **named} if named else {}
 
 
 def _slice(tensor: torch.Tensor, rank: int, world: int) -> torch.Tensor:
-    """A rank's ``ceil(numel / world)`` elements, the last ones padding."""
+    """Return a rank's ``ceil(numel / world)`` elements, the last ones padding."""
     each = -(-tensor.numel() // world)
     padding = torch.full((each * world - tensor.numel(),), JUNK, dtype=tensor.dtype)
     padded = torch.cat([tensor.reshape(-1), padding])
@@ -137,8 +135,9 @@ def _slice(tensor: torch.Tensor, rank: int, world: int) -> torch.Tensor:
 
 
 def _partition(of: Zero, index: int, rank: int) -> tuple[torch.Tensor, int]:
-    """A rank's piece of a flattened group, and how much of it is padding: a view without that, as
-    DeepSpeed writes it.
+    """Return a rank's piece of a flattened group, and how much of it is padding.
+
+    If ``of.lean``, the piece is without it, as DeepSpeed writes it.
     """
     gaps = of.gaps[index] if of.gaps else [0] * len(of.groups[index])
     pieces = [
@@ -150,29 +149,29 @@ def _partition(of: Zero, index: int, rank: int) -> tuple[torch.Tensor, int]:
     padded = torch.cat([flat, torch.full((of.extra + -(len(flat) + of.extra) % of.world,), JUNK)])
     each = len(padded) // of.world
     padding = max(0, min(each, (rank + 1) * each - len(flat)))
-    mine = padded[rank * each : (rank + 1) * each].clone()
-    return (mine[: each - padding], padding) if of.lean else (mine, padding)
+    piece = padded[rank * each : (rank + 1) * each].clone()
+    return (piece[: each - padding], padding) if of.lean else (piece, padding)
 
 
 def expected(of: Zero, dtype: DType) -> Tensors:
-    """What a merge must give."""
+    """Return what a merge must give."""
     keep = dtype == "keep"
     trained = {n: t if keep else own(t) for n, t in of.trained.items()}
-    found = {**trained, **of.frozen, **of.buffers}
-    return found | {name: found[stored] for name, stored in of.tied.items()}
+    tensors = {**trained, **of.frozen, **of.buffers}
+    return tensors | {name: tensors[stored] for name, stored in of.tied.items()}
 
 
-def merged(held: MemoryFiles, dtype: DType) -> Tensors:
-    """The output of a merge, read by the safetensors library."""
+def merged(sources: MemoryFiles, dtype: DType) -> Tensors:
+    """Return the output of a merge, read by the safetensors library."""
     from safetensors.torch import load
 
     written = Written()
-    consolidate(held, written.write, MergeOptions(dtype))
+    consolidate(sources, written.write, MergeOptions(dtype))
     return load(written["model.safetensors"]) if written else {}
 
 
 def values(shape: tuple[int, ...], seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Numbers that differ from element to element and from tensor to tensor."""
+    """Return numbers that differ from element to element and from tensor to tensor."""
     return (torch.arange(prod(shape), dtype=torch.float32).reshape(shape) + seed / 8).to(dtype)
 
 
@@ -183,7 +182,7 @@ SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple) | st.sampled_from(
 
 @st.composite
 def zeros(draw: st.DrawFn) -> Zero:
-    """Any checkpoint there might be."""
+    """Draw any checkpoint there might be."""
     stage, world = draw(st.sampled_from([1, 2, 3])), draw(st.integers(1, 9))
     shapes_of_groups = st.lists(st.lists(SHAPES, min_size=1, max_size=5), min_size=1, max_size=3)
     groups = [
