@@ -111,9 +111,11 @@ def judge(observed: Observation, unchanged_for: float, rule: Rule) -> Judgement:
 def is_stable(observed: Observation, unchanged_for: float, rule: Rule, verdict: Judgement) -> bool:
     """Return whether these files count as a save if rotation deletes them before `judge` says so.
 
-    The answer is noted beside the pin, and decides once the trainer has removed the checkpoint.  A
-    save that perhaps lacks its last file counts after `Rule.doubtful` seconds: a user may know that
-    it is whole, and it shows what later saves of this training look like.
+    The answer is noted beside the pin, and decides once the trainer has removed the checkpoint.
+    True if the ``verdict`` is finished; False if it is gone, refused, torn, doubtful, or lacks a
+    rank's file.  A save that perhaps lacks its last file counts after `Rule.doubtful` seconds: a
+    user may know that it is whole, and it shows what later saves look like.  Others count after
+    `REST_OF_LAST_FILE` seconds if their last file is here and rotation has not begun.
     """
     if verdict.finished:
         return True
@@ -152,7 +154,10 @@ def may_be_alone(observed: Observation, rule: Rule) -> bool:
 
 
 def _refusal(observed: Observation) -> str:
-    """Return why these files are no finished save, however long one waits; else empty."""
+    """Return why these files are no finished save, however long one waits; else empty.
+
+    A save that the hook committed is refused only without files, or with one open for writing.
+    """
     if not observed.files:
         return "holds no file yet"
     if observed.writing:
@@ -174,7 +179,10 @@ def _refusal(observed: Observation) -> str:
 
 
 def _torn(observed: Observation, rule: Rule) -> str:
-    """Return why these files look like a save that a crash interrupted; empty if they do not."""
+    """Return why these files look like a save that a crash interrupted; empty if they do not.
+
+    Empty, too, if ``rule.doubtful`` is 0 or the hook has committed or marked the save.
+    """
     if not rule.doubtful or observed.hook in ("committed", "marked"):
         return ""
     if observed.family == "trainer" and (torn := half_written(observed.files, observed.unclosed)):
@@ -191,9 +199,10 @@ def _torn(observed: Observation, rule: Rule) -> str:
 
 
 def _possibly_torn(observed: Observation, rule: Rule) -> str:
-    """Return why either a crash or a script may have left these files; empty if they are whole.
+    """Return why either a crash or a script may have left these files; else empty.
 
-    A similar second checkpoint, or a user who knows the script, decides.
+    Empty if no last file is missing, a similar checkpoint is here, or ``rule.doubtful`` is 0: a
+    user who knows the script decides.
     """
     if not rule.doubtful or observed.has_similar or _has_its_end(observed):
         return ""
@@ -224,7 +233,7 @@ def _unended_training(observed: Observation, rule: Rule) -> UnendedTraining | No
 
 
 def _describe_training(training: UnendedTraining) -> str:
-    """Return which checkpoint shows that the training goes on, in words."""
+    """Return which checkpoint shows that the training goes on, as text."""
     return f"{training.checkpoint} before it is of step {training.step} of {training.last}"
 
 
@@ -327,10 +336,11 @@ def _current_names(observed: Observation) -> list[str]:
 
 
 def last_file(observed: Observation) -> str:
-    """Return why the save counts as finished; empty if nothing shows it.
+    """Return why the save counts as finished, by its last file; empty if nothing shows it.
 
-    Where rank 0 of the Trainer writes, only its last file shows it: that the training goes on
-    proves nothing of a save that a crash cut short.
+    Empty if a ``.metadata`` is older than its shards.  A later checkpoint, or another node's part,
+    shows it, too, but not where rank 0 of the Trainer writes: that the training goes on proves
+    nothing of a save that a crash cut short.
     """
     if not observed.is_new and stale_metadata(observed.files):
         return ""
@@ -344,7 +354,10 @@ def last_file(observed: Observation) -> str:
 
 
 def _last_of_trainer(observed: Observation) -> str:
-    """Return why a save of Hugging Face's Trainer, or LLaMA-Factory v1, is finished; else empty."""
+    """Return why a save of Hugging Face's Trainer, or LLaMA-Factory v1, is finished; else empty.
+
+    A later checkpoint shows it if ``trainer_state.json`` is whole, although not the newest file.
+    """
     if _is_newest(V1, observed):
         return f"{V1} is the newest of its files"
     if observed.state is None or observed.state.step is None:
@@ -421,7 +434,10 @@ _LAST: Mapping[Family, Callable[[Observation], str]] = {
 
 
 def _is_newest(name: str, observed: Observation) -> bool:
-    """Return whether a file of that name is here and no older than the files written before it."""
+    """Return whether a file of that name is here and no file but random states is newer.
+
+    In a new save (``is_new``) its presence alone decides.
+    """
     mtime = next((f.mtime for f in observed.files if f.path == name), None)
     return mtime is not None and (
         observed.is_new

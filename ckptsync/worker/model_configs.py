@@ -156,9 +156,10 @@ def send_missing_config(
 ) -> tuple[str, ...]:
     """Send the configuration of a stored save in a further manifest, if the location has none.
 
-    Return the files sent.  Nothing is sent while the save is incomplete, since another node may
-    still send its own.  ``manifests``: all of the checkpoint's name.  ``young``: files younger than
-    so many seconds are not sent yet.
+    Return the paths sent; () if none is lacking, found or selected, or if this node has no manifest
+    there.  Nothing is sent while the save is incomplete, since another node may still send its own,
+    nor while a file is younger than ``young`` seconds.  ``manifests``: all of the checkpoint's
+    name.  Raises as `upload` does.
     """
     manifests_there = manifest_groups.manifests_in(location, manifests)
     own_manifests = [m for m in manifests_there if m.node == context.node]
@@ -209,8 +210,10 @@ def find_model_configs(
 ) -> dict[str, LocalFile]:
     """Return the files, by name, that a checkpoint lacks and that lie around it on this node.
 
-    Nothing is added of a kind that the checkpoint has, at whatever depth, nor under a name that it
-    has. ``stored``: paths of it that are in the store.
+    They are from the run's directory, else from the directory of the model that the training began
+    with; for the final model from the latter only.  Nothing is added of a kind that the checkpoint
+    has, at whatever depth, nor under a name that it has.  ``stored``: paths of it that are in the
+    store.
     """
     names = {path.rpartition("/")[2] for path in (*files.by_path, *stored)}
     lacking = [kind for kind in (_CONFIG, _ADAPTER, _PROCESSING) if names.isdisjoint(kind.own)]
@@ -272,7 +275,7 @@ def _list_configs(folder: Path) -> dict[str, LocalFile]:
 
 
 def _has_mark(folder_configs: Mapping[str, LocalFile], kind: _Kind) -> bool:
-    """Return whether files of a directory show that it has this kind."""
+    """Return whether one of the kind's ``marks`` is here, is not torn, and has one of its keys."""
     contents = (_read_keys(folder_configs[name]) for name in kind.marks if name in folder_configs)
     return any(
         each is not None and (not kind.keys or any(map(each.get, kind.keys))) for each in contents
@@ -281,9 +284,10 @@ def _has_mark(folder_configs: Mapping[str, LocalFile], kind: _Kind) -> bool:
 
 @lru_cache(maxsize=256)
 def _read_keys(file: LocalFile) -> Mapping[str, Any] | None:
-    """Return a file's values of the keys that tell its kind, or name the model; None if it is torn.
+    """Return a file's values of the keys that tell its kind, or name the model.
 
-    Of large JSON only the end is read, so no value is returned.  A pickle is not executed.
+    None if it is torn or cannot be read.  Of large JSON only the end is read, and nothing of large
+    arguments, so there are no values.  A pickle is not executed.  Cached for the same stat.
     """
     files, name, size = _as_files(file), file.stat.path, file.stat.size
     content: Any = None
@@ -303,7 +307,11 @@ def _read_keys(file: LocalFile) -> Mapping[str, Any] | None:
 def _named_models(
     files: LocalFiles, configs: Mapping[str, LocalFile], around: Sequence[Path]
 ) -> Iterator[Path]:
-    """Yield the local directories of the model with which a training says that it began."""
+    """Yield the local directories of the model with which a training says that it began; lazy.
+
+    Names in the checkpoint's files come first, then those of the hook, newest training first.  Only
+    absolute paths of directories that exist.
+    """
     named_in = [
         file for name in _NAMED_IN if (file := files.by_path.get(name) or configs.get(name))
     ]

@@ -323,9 +323,11 @@ def _push_save(
 ) -> UploadProgress:
     """Send one save, unless it is being written or given up.
 
-    A user may know that a save is complete although its files do not prove it; then the result has
-    a note.  ``save``: the save's id, where the ranks' markers have none.  Raises Incomplete for
-    files that cannot be a complete save.
+    A save that was given up in the store is not sent: phase ``retired``.  A configuration that the
+    stored save lacks is sent, too.  A user may know that a save is complete although its files do
+    not prove it; then the result has a note.  ``save``: the save's id, where the ranks' markers
+    have none.  Raises Incomplete for files that cannot be a complete save; the error of records
+    that cannot be read; and what `send_save` raises.
     """
     judgement = judge(observation, 0.0, NOW)
     if not judgement.finished:
@@ -363,7 +365,11 @@ def _push_save(
 
 
 def _send(local_save: LocalSave, save: str, context: UploadContext) -> UploadProgress:
-    """Send one save, and write notes and the stored mark into its pin, as a worker would."""
+    """Send one save, and write notes and the stored mark into its pin, as a worker would.
+
+    Another node's pin is left alone; errors of writing a pin are ignored.  The result has a note if
+    another node is sending to a store where the two could overwrite each other's files.
+    """
     node, name = context.node, local_save.checkpoint
     pin_notes = notes_at_sending(local_save, now := time.time_ns(), save)
     pin_notes = replace(pin_notes, finished=pin_notes.finished or now)
@@ -418,7 +424,10 @@ def offered_saves(offer: Offer, *nodes: str) -> list[LocalSave]:
 
 
 def find_surroundings_of(offer: Offer) -> Surroundings:
-    """Return what lies in the offer's output directory, as far as it can be read."""
+    """Return what lies in the offer's output directory, as far as it can be read.
+
+    ``has_trainer`` is always False.
+    """
     saves: list[LocalSave] = []
     # what cannot be read proves nothing of the rest, and pushing it reports why
     with contextlib.suppress(CkptsyncError):
