@@ -213,8 +213,9 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
     def leave(self, before: CkptSyncCallback | None = None) -> None:
         """Pin the final model of this callback's training, and end it.
 
-        ``before``: the callback of a training that begins and may write over the model; then only a
-        training that has ended, or its own, is left.
+        Nothing in a forked process, or without a training.  ``before``: the callback of a training
+        that begins and may write over the model; then only a training that has ended, or its own,
+        is left.  Errors are logged.
         """
         saves = self._saves
         if saves is None or self._pid != os.getpid():
@@ -225,9 +226,10 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
                 saves.leave(has_failed=has_failed())
 
     def wait_for_store(self, since: float) -> None:
-        """Wait for the store, and log what it does not have and why.
+        """Wait for the store, and log what it has, what not, and why; errors are logged.
 
-        ``since``: when the wait of all callbacks began (`time.monotonic`).
+        Waits until ``wait`` seconds after ``since`` (`time.monotonic`), when the wait of all
+        callbacks began.  Only on the first rank of each directory, and once; nothing in a fork.
         """
         if self._pid != os.getpid():
             return

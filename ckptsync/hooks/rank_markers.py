@@ -226,9 +226,10 @@ class HookLog:
         self._seen: set[str] = before._seen if before else set()  # noqa: SLF001  # of one class
 
     def __call__(self, text: str, *, again: bool = False) -> None:
-        """Log one message.
+        """Append a message to the spool's log; warn in the trainer's log of the first of each kind.
 
-        ``again``: in the trainer's log, too, even if one of its kind was there.
+        Messages are of one kind if their first 80 characters without digits are alike.  ``again``:
+        warn all the same.  A spool that cannot be written is ignored.
         """
         if self.spool is not None:
             timestamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -108,11 +108,14 @@ class CkptSyncRayCallback(*_BASES):  # type: ignore[misc,unused-ignore]  # Ray n
         prepare(self._variables, experiment)
 
     def after_worker_group_poll_status(self, worker_group_status: Any) -> None:
-        """Remember whether every rank's training function has returned."""
+        """Remember whether every rank's training function has returned without an error."""
         self._has_ended = bool(worker_group_status.finished) and not worker_group_status.errors
 
     def before_worker_group_shutdown(self, worker_group: Any) -> None:
-        """Finish the hooks' work after a good end: Ray's workers run no exit functions."""
+        """Finish the hooks' work after a good end: Ray's workers run no exit functions.
+
+        Waits for all workers, an hour at most; logs errors and those that are late.
+        """
         if not self._has_ended:
             return
         calls = worker_group.execute_async(finish)
@@ -160,7 +163,7 @@ def worker_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _probe_nodes(workers: Sequence[Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield each worker's facts, or an error for one that hangs.
+    """Yield each worker's facts, or an error for one that hangs; waits two minutes at most.
 
     Raises ConfigError if a worker cannot use ckptsync, and Ray's error for one that has died.
     """

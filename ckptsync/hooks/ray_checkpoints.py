@@ -279,6 +279,7 @@ def _push(offer: Offer, store: Store, part: RankPart, threads: int) -> UploadPro
 def validate(checkpoint: Any, level: str | Mapping[str, str] | None = "") -> dict[str, Any]:
     """Verify a reported checkpoint and return metrics.
 
+    A report is written to a store that has the files; if it refuses, that is logged.  Metrics:
     ``ckptsync_verdict`` (ok, incomplete, damaged), ``ckptsync_level`` that was reached,
     ``ckptsync_read`` (bytes) and ``ckptsync_findings`` (at most ten).  ``level`` is stat, digest,
     parse or load (`ckptsync help verify`); default: digest in a store, parse where Ray's
@@ -333,8 +334,8 @@ def as_directory(checkpoint: Any) -> Iterator[str]:
     """Yield a directory with all ranks' parts, as Ray's ``Checkpoint.as_directory`` does.
 
     What is in a store is downloaded and checked.  The ranks of a node share one directory: the
-    first downloads it, the last removes it.  Raises Incomplete if a file cannot be had, Corrupt,
-    ConfigError, StoreError and OSError.
+    first downloads it while the others wait, the last removes it after its block.  Raises
+    Incomplete if a file cannot be had, Corrupt, ConfigError, StoreError and OSError.
     """
     note = read_note(checkpoint)
     if note is None:

@@ -132,7 +132,7 @@ def _check_once(environment: Mapping[str, str]) -> None:
 
 
 def _count(environment: Mapping[str, str]) -> int:
-    """Return the number of nodes that the variables give; 1 if none of them is set.
+    """Return the number of nodes, by the first of `_COUNTS` that is set, else Open MPI's, else 1.
 
     Raise ConfigError for an elastic launch (``1:4``), for what is no number, and if 1 is
     contradicted.

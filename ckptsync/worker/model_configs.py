@@ -94,7 +94,8 @@ def outgoing_save(
     """Return the save with the files that open its model, and without those not sent by choice.
 
     Those files were added by the hook, or lie around the checkpoint: all of them, or what
-    ``find_configs`` returns.  Raises Incomplete if the save changes meanwhile.
+    ``find_configs`` returns.  If ``selection`` may leave out files, the save's metadata is read,
+    which raises Incomplete if it changes meanwhile, and StoreError.
     """
     files = local_save.files
     if local_save.pin is not None and local_save.pin.is_committed:

@@ -297,8 +297,8 @@ class FileRepairs:
     ) -> Iterator[UploadJob]:
         """Yield a job for each damaged location, and note it as pending.
 
-        A location whose checkpoint is in hand waits.  Answers of old reports are forgotten.  Raises
-        Incomplete if a save changes meanwhile.
+        A location whose checkpoint is in hand waits, and requests that were answered yield nothing.
+        At the end, answers that no report asks for any more are forgotten.
         """
         run, node, records = self._run, self._view.node, self._view.run_records
         requested: set[tuple[str, str]] = set()
