@@ -107,7 +107,7 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
             self._commit(args, state, control)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Commit the last checkpoint; the final model may follow."""
+        """Mark and pin the last checkpoint, and note the end; the final model may follow."""
         with self._following(args, state, "end") as saves:
             if saves is not None:
                 saves.end(state.global_step)
@@ -243,7 +243,10 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
         self._folders = set()
 
     def _sum_up(self, folder: Path, saved: Sequence[str]) -> None:
-        """Log which saves the store has, which not, and the command that uploads the latter."""
+        """Log which saves the store has, which not and why, and the command that uploads these.
+
+        Without saves it logs the embedded worker's problem, if any.
+        """
         problem = embedded_worker.find_problem(folder)
         unstored = [name.rpartition(".")[0] for name in embedded_worker.list_unstored(folder)]
         stored = list((Counter(saved) - Counter(unstored)).elements())

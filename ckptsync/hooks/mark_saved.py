@@ -205,7 +205,7 @@ def _leave(pid: int) -> None:
 
 
 def _as_ckptsync_error(path: object, error: Exception) -> CkptsyncError:
-    """Return an exception as one of ckptsync's errors."""
+    """Return an error of ckptsync as it is, an OSError as StoreError, others as CkptsyncError."""
     if isinstance(error, CkptsyncError):
         return error
     if isinstance(error, OSError):
@@ -281,10 +281,7 @@ class Marker:
         return self._pin(checkpoint_dir, save, (self._rank.rank,))
 
     def leave(self, *, has_failed: bool) -> None:
-        """State that this process writes nothing more, and without an error that it has ended.
-
-        Does nothing before the first save.
-        """
+        """After a first save, note that this process has left, and that it ended unless failed."""
         if self._saves:
             now = time.time()
             self._saves.update(ended=0.0 if has_failed else now, left=now)

@@ -117,10 +117,11 @@ class RankSaves:
 
     def mark(self, checkpoint: str, save: str, step: int) -> None:
         """Write the mark that this rank's part of a save is written, now.  Raises OSError."""
-        b = self.begun
-        part = (b.train, save, checkpoint, step, b.rank, b.world, b.local_world, b.host, b.pid)
-        path = markers.save_folder(self.spool, checkpoint, save) / f"rank-{b.rank}.json"
-        markers.write_mark(path, RankMark(*part, time.time()))
+        begun = self.begun
+        host, pid = begun.host, begun.pid
+        part = (begun.train, save, checkpoint, step, begun.rank, begun.world, begun.local_world)
+        path = markers.save_folder(self.spool, checkpoint, save) / f"rank-{begun.rank}.json"
+        markers.write_mark(path, RankMark(*part, host, pid, time.time()))
 
     def claim_pinning(self, checkpoint: str, save: str, writers: Iterable[int]) -> bool:
         """Claim the pinning of a save for this rank; return whether the claim is this caller's.
@@ -155,10 +156,9 @@ class RankSaves:
         With an empty ``save``, files' times tell which nodes' parts belong together.  At every
         64th pin, marks of saves that are gone are removed.  Raises as `pin_checkpoint`.
         """
-        b = self.begun
-        commit = Commit(
-            b.train, save, checkpoint, step, b.world, writers, b.host, b.trainer, time.time(), {}
-        )
+        begun = self.begun
+        origin = begun.host, begun.trainer, time.time()
+        commit = Commit(begun.train, save, checkpoint, step, begun.world, writers, *origin, {})
         pin_checkpoint(path, self.output_dir, commit, self._log, list_files=list_files, added=added)
         self._pinned += 1
         if self._pinned % _FORGET_EVERY == 0:

@@ -97,7 +97,10 @@ class CkptSyncRayCallback(*_BASES):  # type: ignore[misc,unused-ignore]  # Ray n
         return {}
 
     def after_init_train_context(self) -> None:
-        """Give the Trainers of this worker the hook, and the driver's variables."""
+        """Give the Trainers of this worker the hook, and the driver's variables.
+
+        Changes the process's environment.  Without a name of the Ray run it logs why, and goes on.
+        """
         try:
             from ray import train  # noqa: PLC0415
 
@@ -130,7 +133,7 @@ class CkptSyncRayCallback(*_BASES):  # type: ignore[misc,unused-ignore]  # Ray n
             _log.warning("ckptsync: a Ray worker did not finish: %s", error)
 
     def _compare(self, facts: Sequence[Mapping[str, Any]]) -> None:
-        """Log how the nodes differ.
+        """Log how the nodes differ, and which workers gave no facts.
 
         Raise ConfigError for incompatible ones with ``doctor`` ``fail``.
         """
@@ -154,7 +157,7 @@ class CkptSyncRayCallback(*_BASES):  # type: ignore[misc,unused-ignore]  # Ray n
 
 
 def worker_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the driver's variables for hooks and embedded workers; none holds a key."""
+    """Return CKPTSYNC_WAIT, CKPTSYNC_RUN and CKPTSYNC_LIMITS_…, if set; none holds a secret."""
     return {
         name: value
         for name, value in environment.items()

@@ -311,7 +311,10 @@ def validate(checkpoint: Any, level: str | Mapping[str, str] | None = "") -> dic
 
 
 def summarize_reports(name: str, reports: list[Report]) -> dict[str, Any]:
-    """Return the metrics of the worst of these reports, and log the damage."""
+    """Return verdict and level of the worst report, all bytes read, and ten damages at most.
+
+    Logs these damages.  Raises ValueError without reports.
+    """
     worst = max(reports, key=lambda r: _SEVERITY[r.verdict])
     damage = [
         f"{f.kind}: {f.name}: {f.detail}" for r in reports for f in r.findings if f.kind in DAMAGE
@@ -399,7 +402,7 @@ def _download_anew(home: Path, note: Note) -> None:
 
 
 def _remove_unused(home: Path) -> None:
-    """Remove a download unless another rank uses it."""
+    """Remove a download unless another rank uses it; never waits, and ignores errors."""
     with contextlib.suppress(OSError):  # gone, or no directory
         used = _open_directory(home)
         try:

@@ -177,9 +177,6 @@ def list_weights(output_dir: Path) -> frozenset[tuple[str, int, int]]:
 
 
 def list_final_model(output_dir: Path) -> Listing:
-    """Return the files in an output directory that belong to its final model.
-
-    Raises FileNotFoundError without a directory.
-    """
+    """Return the final model's files in a directory; raise FileNotFoundError if that is missing."""
     with os.scandir(output_dir) as entries:
         return walk(output_dir, final_names(output_dir, list(entries)))

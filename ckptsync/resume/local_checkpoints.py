@@ -121,7 +121,11 @@ def _is_movable(directory: CheckpointDir) -> bool:
 
 
 def _lacking(save: LocalSave, spool: Path) -> str:
-    """Return what resuming needs and the directory itself lacks, as a phrase; empty if nothing."""
+    """Return what resuming needs and the directory itself lacks, as a phrase; empty if nothing.
+
+    A file is only in a pin, missing, or of another size than the layout demands.  Reads metadata;
+    raises Corrupt, Unsupported or Incomplete.
+    """
     if pinned := [path for path, file in save.files.by_path.items() if file.is_pinned]:
         return f"{pinned[0]} is only in a pin"
     demands = registry.demands(save.files, save.files.by_path, count_ranks(save, spool))

@@ -281,7 +281,10 @@ class _Preparation:
         ), unverified
 
     def _check_required(self, choice: Candidate | None, records: Mapping[str, NodeRecord]) -> None:
-        """Raise Incomplete for no choice, if ``require`` is set or one waits for a verifier."""
+        """Raise Incomplete without a choice if ``require`` is set, or a verifier may give one.
+
+        The latter: a node has recorded a complete checkpoint that is not verified.
+        """
         if choice is not None:
             return
         name = self._options.run or self._output_dir
@@ -406,7 +409,10 @@ class _Preparation:
 
     @contextlib.contextmanager
     def _reported_download(self, records: AttemptRecords) -> Iterator[None]:
-        """Within the block, record the download's progress, too, as a sign for the other nodes."""
+        """Within the block, write the download's progress into the store, as a sign for others.
+
+        At most every 30 seconds, or a quarter of ``wait``; a write that fails is ignored.
+        """
         before, last = self._options, [time.monotonic()]
 
         def show(done: int, total: int) -> None:

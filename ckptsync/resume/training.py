@@ -50,9 +50,10 @@ SignalMap = Mapping[int, int]
 
 
 def read_signal_map(texts: Sequence[str]) -> dict[int, int]:
-    """Return which signal the training gets for each of `FORWARDED`.
+    """Return, by number, which signal the training gets for each of `FORWARDED`; 0 for none.
 
-    ``texts``: changes such as ``USR1=TERM`` or ``HUP=NONE``.  Raises ConfigError for any other.
+    Each is passed on as it is, unless a text changes that.  ``texts``: changes such as
+    ``USR1=TERM`` or ``HUP=NONE``.  Raises ConfigError for any other.
     """
     signals = {_number(name): _number(name) for name in FORWARDED}
     for text in texts:
@@ -170,10 +171,7 @@ class Signals:
 
 
 def is_in_foreground() -> bool:
-    """Return whether the terminal's keys, such as Ctrl-C, signal this process's group.
-
-    False without a terminal.
-    """
+    """Return whether the terminal's keys signal this process's group; False without a terminal."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
     except OSError:
@@ -187,8 +185,5 @@ def is_in_foreground() -> bool:
 
 
 def exit_code_of(status: int) -> int:
-    """Return a child's exit code as a shell has it: 128 plus the signal's number if one killed it.
-
-    ``status``: the exit code, or minus the signal's number.
-    """
+    """Return ``status`` as a shell has it: for minus a signal's number, 128 plus that number."""
     return status if status >= 0 else 128 - status

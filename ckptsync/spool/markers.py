@@ -164,7 +164,7 @@ def list_training_processes(spool: Path) -> tuple[TrainingProcess, ...]:
         for name, mark in _marks_in(spool / "trains", TrainingProcess)
         if name.endswith(".json")
     )
-    return tuple(sorted(processes, key=lambda b: (b.at, b.rank)))
+    return tuple(sorted(processes, key=lambda process: (process.at, process.rank)))
 
 
 def count_ranks_at(spool: Path, at: float) -> int | None:

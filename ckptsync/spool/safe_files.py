@@ -192,10 +192,7 @@ def read_in(folder: int, name: str, largest: int = LARGEST, last: int = 0) -> by
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write or replace a small file, whole or not at all.
-
-    Raise FileNotFoundError if its directory is gone.
-    """
+    """Write or replace a small file, whole or not at all, in an existing directory."""
     with open_folder(path.parent) as fd:
         write_in(fd, path.name, data)
 

@@ -461,7 +461,7 @@ def remove_by_rename(output_dir: Path, checkpoint_dir: CheckpointDir, listing: L
 
 
 def _check_alone(fd: int, folder: Path) -> None:
-    """Raise ConfigError for a directory where others could replace what is to be removed."""
+    """Raise ConfigError for an open directory in which the group or other users may write."""
     if not is_private_directory(os.fstat(fd), fd) or os.fstat(fd).st_mode & stat.S_IWGRP:
         raise ConfigError(
             f"{folder}: other users may write there, and the spool is on another file system:"
@@ -471,7 +471,7 @@ def _check_alone(fd: int, folder: Path) -> None:
 
 
 def _best_checkpoint(files: LocalFiles) -> str:
-    """Return the name of the directory that the trainer calls its best; empty if it names none."""
+    """Return the name of the trainer's best directory; empty if its state names none or is torn."""
     if TRAINER_STATE in files.by_path:
         with contextlib.suppress(CkptsyncError, AttributeError):  # torn: it is not removed either
             best = parse(read_whole(files, TRAINER_STATE), TRAINER_STATE).get(

@@ -88,7 +88,9 @@ class Judgement:
 def judge(observed: Observation, unchanged_for: float, rule: Rule) -> Judgement:
     """Return whether a checkpoint is finished, and why.
 
-    ``unchanged_for``: seconds for which nothing has changed.
+    Not, whatever the time, if a file is open or torn, or a crash or a training that goes on may
+    have left it.  Else once ``unchanged_for``, the seconds without a change, has reached the time
+    that `_required_rest` returns.
     """
     if refused := (
         _refusal(observed)
@@ -137,7 +139,10 @@ def is_stable(observed: Observation, unchanged_for: float, rule: Rule, verdict: 
 
 
 def is_lost(observed: Observation) -> bool:
-    """Return whether a checkpoint that the trainer removed can never be known to be complete."""
+    """Return whether a checkpoint that the trainer removed can never be known to be complete.
+
+    It was not stable before, or lacks the Trainer's last file, and the hook has no commit of it.
+    """
     return (
         observed.is_gone
         and observed.hook != "committed"
@@ -238,7 +243,10 @@ def _describe_training(training: UnendedTraining) -> str:
 
 
 def _awaits_trainer_state(observed: Observation) -> bool:
-    """Return whether Hugging Face's Trainer should still write its last file here."""
+    """Return whether rank 0 of the Trainer writes here, and its last file is missing.
+
+    False if the hook has committed or marked the save.
+    """
     return (
         not _has_its_end(observed)
         and _is_of_trainer(observed)
@@ -264,7 +272,13 @@ def _is_of_trainer(observed: Observation) -> bool:
 
 
 def _required_rest(observed: Observation, rule: Rule) -> tuple[float, str]:
-    """Return how many seconds without a change finish a save, and why; 0 needs no waiting."""
+    """Return how many seconds without a change finish a save, and why.
+
+    0 if the hook committed it or the trainer removed it; `MARKED` if every rank marked it or was
+    killed; ``rule.quiet`` if its last file is here and no rank lacks one; ``rule.doubtful`` where
+    a sign says that it is being written; hours where it may not be the final model; else
+    ``rule.unmarked``.
+    """
     if observed.hook == "committed":
         return 0.0, "every rank that writes here has finished, by its hook"
     if observed.is_gone:
@@ -298,7 +312,9 @@ def _required_rest(observed: Observation, rule: Rule) -> tuple[float, str]:
 def _find_doubt(observed: Observation, rule: Rule) -> str:
     """Return a sign that the save is still being written; empty without one.
 
-    A crash may also leave such files, so they count as finished after `Rule.doubtful` seconds.
+    Signs: an unfinished file, a last file or metadata older than others, or a trainer state that is
+    torn or of another step than the directory.  Times are ignored for a new save.  A crash may also
+    leave such files, so they count as finished after `Rule.doubtful` seconds.
     """
     state = observed.state
     # a partial file older than the trainer's last file is of an earlier save that was killed
@@ -370,7 +386,7 @@ def _last_of_trainer(observed: Observation) -> str:
 
 
 def _last_of_lightning(observed: Observation) -> str:
-    """Return why a checkpoint of Lightning is finished; else empty."""
+    """Return why Lightning's checkpoint is finished (one file, or newest meta.pt); else empty."""
     if len(observed.files) == 1 and observed.files[0].path.endswith(".ckpt"):
         return "it is one file, and the trainer renames it when it is complete"
     return (
@@ -383,7 +399,8 @@ def _last_of_lightning(observed: Observation) -> str:
 def _last_of_tracked(observed: Observation) -> str:
     """Return why a checkpoint is finished whose trainer writes the step beside it; else empty.
 
-    It writes the step when all but `_AFTER_TRACKER` is written.
+    It writes the step when all but `_AFTER_TRACKER` is written: the step there is this one or
+    greater, and none of the other files is newer.
     """
     marker = observed.marker
     if (

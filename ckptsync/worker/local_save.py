@@ -70,10 +70,7 @@ class LocalFile:
     is_added: bool = False
 
     def open(self) -> int:
-        """Return an open descriptor for the caller to close.
-
-        Raises Incomplete if the file is gone, ConfigError if it may not be read, StoreError.
-        """
+        """Return an open descriptor; raise Incomplete if gone, ConfigError, StoreError."""
         with _add_later_hint():
             return open_checkpoint_file(self.root, self.stat.path)
 
@@ -150,10 +147,7 @@ class LocalFiles:
         return (f"{count} files are not pinned, rotation may delete them",) if count else ()
 
     def with_added(self, root: Path, files: Iterable[Stat]) -> LocalFiles:
-        """Return a copy with files of ``root`` added, except under the checkpoint's own names.
-
-        They count as pinned.
-        """
+        """Return a copy with pinned files of ``root`` added, except under its own names."""
         added_files = {
             f.path: LocalFile(f, root, is_pinned=True, is_added=True)
             for f in files
@@ -478,10 +472,7 @@ def _written_between(files: LocalFiles) -> tuple[int, int]:
 
 
 def _trainer_of(local_save: LocalSave) -> str:
-    """Return which trainer wrote a save: as the pin's commit says it, else the family's name.
-
-    Only the first 200 printable characters of what a commit says.
-    """
+    """Return the trainer as the pin's commit says it (200 characters at most), else the family."""
     commit = local_save.pin.commit if local_save.pin and local_save.pin.is_committed else None
     trainer = "".join(c for c in commit.trainer if c.isprintable())[:200] if commit else ""
     return trainer or local_save.checkpoint_dir.family

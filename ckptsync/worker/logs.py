@@ -147,7 +147,7 @@ class RunLogs:
         return tuple(notes)
 
     def _list(self, notes: list[str]) -> Iterator[Stat]:
-        """Yield the logs that are here; add directories that cannot be read to ``notes``."""
+        """Yield the logs, none without a readable run; add unreadable folders to ``notes``."""
         names: list[str] = []
         # the scan says what is wrong with the directory
         with contextlib.suppress(OSError), os.scandir(self._run.path) as entries:

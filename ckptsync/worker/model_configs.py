@@ -197,7 +197,7 @@ def send_missing_config(
 
 
 def drop_young(configs: Mapping[str, LocalFile], young: float = YOUNG) -> Mapping[str, LocalFile]:
-    """Return ``configs``, or nothing if one of the files is younger than ``young`` seconds."""
+    """Return ``configs``, or {} if one file's mtime is less than ``young`` seconds from now."""
     now = time.time()
     return (
         {}
@@ -323,9 +323,9 @@ def _named_models(
             ]
     names = [(_read_keys(file) or {}).get(key) for file in named_in for key in _NAMING_KEYS]
     names += [
-        b.facts.get("base_model")
+        process.facts.get("base_model")
         for home in around
-        for b in reversed(list_training_processes(home / SPOOL))
+        for process in reversed(list_training_processes(home / SPOOL))
     ]
     for name in dict.fromkeys(name for name in names if isinstance(name, str)):
         if name.startswith("/") and os.path.isdir(name):  # noqa: PTH112  # Path.is_dir raises for a name that is too long
@@ -333,7 +333,7 @@ def _named_models(
 
 
 def _read_arguments(files: LocalFiles, extent: Extent) -> Any:
-    """Return the attributes of the arguments that a Trainer pickled, whatever their class is."""
+    """Return the attributes of a Trainer's pickled arguments, of any class; execute nothing."""
     # most checkpoints need no pickle read here
     from ckptsync.formats import torch_pickle, torch_save  # noqa: PLC0415
     from ckptsync.formats.pickles import AnyClass, PickledObject  # noqa: PLC0415

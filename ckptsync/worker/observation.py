@@ -179,7 +179,7 @@ def is_trainer_at_work(saves: Iterable[LocalSave], processes: Iterable[TrainingP
     file.
     """
     return any(TRAINER_STATE in save.files.by_path for save in saves) or any(
-        b.trainer.startswith("transformers") for b in processes
+        process.trainer.startswith("transformers") for process in processes
     )
 
 
@@ -301,15 +301,15 @@ def is_like_another(local_save: LocalSave, saves: Iterable[LocalSave]) -> bool:
     Each save's own step within file names is ignored.
     """
     of_size = (
-        o
-        for o in saves
-        if o.checkpoint != local_save.checkpoint
-        and len(o.files.by_path) == len(local_save.files.by_path)
+        other
+        for other in saves
+        if other.checkpoint != local_save.checkpoint
+        and len(other.files.by_path) == len(local_save.files.by_path)
     )
     candidates = [
-        o
-        for o in of_size
-        if o.checkpoint_dir.family == local_save.checkpoint_dir.family and was_at_rest(o)
+        other
+        for other in of_size
+        if other.checkpoint_dir.family == local_save.checkpoint_dir.family and was_at_rest(other)
     ]
     shape = _name_pattern(local_save)
     return any(_name_pattern(candidate) == shape for candidate in candidates)
@@ -368,19 +368,21 @@ def hook_status(
         return ""
     newest = max(f.mtime for f in files) / 1e9
     # a training that began later did not write it
-    writers = [b for b in around.processes if b.at <= newest]
-    running_writers = [b for b in writers if is_running(b) is not False]
+    writers = [process for process in around.processes if process.at <= newest]
+    running_writers = [process for process in writers if is_running(process) is not False]
     if checkpoint == FINAL:
         if running_writers:
             return "training"
         # of the last training only: one that was killed and began again says nothing
-        last = [b for b in writers if b.train == writers[-1].train]
-        if last and all(b.left for b in last):
+        last_training = [process for process in writers if process.train == writers[-1].train]
+        if last_training and all(process.left for process in last_training):
             return "marked"
-        return "killed" if last and last[0].trainer.startswith("transformers") else ""
+        is_of_trainer = bool(last_training) and last_training[0].trainer.startswith("transformers")
+        return "killed" if is_of_trainer else ""
     if newest <= _last_mark_time(around.marks.get(checkpoint, ())):
         return "marked"
-    return "training" if any(not b.ended and b.marks == "all" for b in running_writers) else ""
+    is_unmarked = any(not writer.ended and writer.marks == "all" for writer in running_writers)
+    return "training" if is_unmarked else ""
 
 
 def _last_mark_time(marks: Iterable[RankMark]) -> float:

@@ -222,7 +222,10 @@ def _refuse_several(
 
 
 def _guess_family(name: str, entries: Sequence[str]) -> Family:
-    """Return which trainer wrote a checkpoint, by its name or else by the entries at its top."""
+    """Return which trainer wrote a checkpoint, by its name.
+
+    Where the name says DeepSpeed or is the final model's, by the entries at its top if they tell.
+    """
     family = checkpoint_dirs.family_of(name)
     if family == "deepspeed" or name == FINAL:
         if ".metadata" in entries or any(e.endswith(".distcp") for e in entries):
@@ -233,7 +236,7 @@ def _guess_family(name: str, entries: Sequence[str]) -> Family:
 
 
 def _no_checkpoint_error(directory: Path, url: str) -> ConfigError:
-    """Return the error for a directory without a checkpoint, with advice."""
+    """Return the error for a directory without a checkpoint, with a command that may push it."""
     entries = checkpoint_dirs.uncovered(directory, ())
     links = [directory / name for name in entries if (directory / name).is_symlink()]
     folder = next((link for link in links if link.is_dir()), None)
@@ -424,10 +427,7 @@ def offered_saves(offer: Offer, *nodes: str) -> list[LocalSave]:
 
 
 def find_surroundings_of(offer: Offer) -> Surroundings:
-    """Return what lies in the offer's output directory, as far as it can be read.
-
-    ``has_trainer`` is always False.
-    """
+    """Return what lies in the offer's output directory, if readable; ``has_trainer`` is False."""
     saves: list[LocalSave] = []
     # what cannot be read proves nothing of the rest, and pushing it reports why
     with contextlib.suppress(CkptsyncError):

@@ -137,7 +137,7 @@ class UploadQueue:
         self.wake: Callable[[], None] = lambda: None
 
     def run_next(self) -> None:
-        """Do the next job that this queue may take, if there is one."""
+        """Do the next job that this queue may take, if there is one; end it also if it raises."""
         job = self._queues.take(self._capacity)
         if job is None:
             return

@@ -190,10 +190,7 @@ def _show_progress(_: int) -> None:
 
 
 def list_added_files(output_dir: Path) -> Iterator[LocalFile]:
-    """Yield each file that the hook has added to any save, once for all of its links; lazy.
-
-    Raises as `walk` does.
-    """
+    """Yield each file that the hook has added to any save, once for all of its links; lazy."""
     spool = output_dir / SPOOL
     inodes: set[tuple[str, int, int]] = set()
     pins = (pin / "added" for pin in list_paths(spool / "pins"))
@@ -261,7 +258,7 @@ class FileRepairs:
         return repairs
 
     def lacking(self) -> dict[str, tuple[str, ...]]:
-        """Return what this node cannot repair: findings by report, and manifests without a copy."""
+        """Return findings that this node cannot repair, by report; manifests without a copy: ()."""
         findings: dict[str, list[str]] = {}
         for (report, finding), reason in sorted(dict(self._answered).items()):
             if reason:

@@ -114,7 +114,10 @@ def mark_lost(save: SaveState, reason: str) -> SaveState:
 
 
 def _state_after(outcome: UploadProgress | Failure) -> State:
-    """Return the state that an outcome leads to."""
+    """Return the state that an outcome leads to.
+
+    ``refused`` for a lasting failure and for phases that are neither stored nor waiting.
+    """
     if isinstance(outcome, Failure):
         return "refused" if outcome.is_lasting else "failed"
     if outcome.phase in ("sent", *DONE):

@@ -367,10 +367,7 @@ class FileSender:
             return entry
 
         def put_file(file: Unsent) -> FileEntry:
-            """Store a file under its plain name unless that has other bytes, else the node's.
-
-            Return its entry.
-            """
+            """Store under the plain name, or the node's if that holds others; return the entry."""
             plain = file_name(draft.run, draft.location, file.entry.path)
             name = checked_own(plain, own_prefixes(draft.run, draft.location))
             has_plain_name = file.plain != "other" and (
@@ -437,7 +434,8 @@ class FileSender:
     ) -> bool:
         """Replace an orphaned file; return False if another node is sending, or has named it.
 
-        If it was replaced, sets ``overwrote_orphan`` and records its digest in ``stored_entries``.
+        The records are read before, and again before the new bytes get the name.  If it was
+        replaced, sets ``overwrote_orphan`` and records its digest in ``stored_entries``.
         """
         file = source.entry
 
@@ -612,7 +610,7 @@ def _store_beside(
     sender.source_manifests = manifests_here
 
     def is_well(file: FileEntry) -> bool:
-        """Return whether a file's name is not doubtful, or holds the file's bytes."""
+        """Return whether a file's name is not doubtful, or, read, holds the file's bytes."""
         name = manifest.stored_name(file)
         return name not in names or (
             digests[name] == file.digest

@@ -155,10 +155,7 @@ class Transfer:
 
     @contextmanager
     def of(self, source: UploadSource | StoreSource) -> Iterator[None]:
-        """Count the bytes of a file from 0 during the block, as the store sends them.
-
-        They stay counted after it until `end` or `restart`.
-        """
+        """Count a file's bytes as the store sends them in the block; they count until `end`."""
         path = source.entry.path
 
         def count(count_sent: int) -> None:

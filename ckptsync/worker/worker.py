@@ -673,10 +673,7 @@ def _versions(files: Mapping[str, LocalFile]) -> dict[str, tuple[int, int]]:
 
 
 def _mark_stored(local_save: LocalSave, progress: UploadProgress) -> None:
-    """Mark the save's pin as stored if the store has it: a hook may wait for that.
-
-    Does nothing without a pin or location; an error is ignored.
-    """
+    """Mark the save's pin, if any, as stored if the store has it, for hooks; ignore errors."""
     if (
         local_save.pin is not None
         and progress.location
@@ -687,10 +684,7 @@ def _mark_stored(local_save: LocalSave, progress: UploadProgress) -> None:
 
 
 def _waiting_progress(scanned: ScannedSave) -> UploadProgress | None:
-    """Return what an unfinished save waits for; None for a finished one.
-
-    Phase ``not-final`` if the training of a final model may go on, else ``waiting``.
-    """
+    """Return what an unfinished save waits for, perhaps ``not-final``; None for a finished one."""
     if scanned.verdict.finished:
         return None
     is_unended = scanned.observation is not None and scanned.observation.unended is not None
