@@ -51,7 +51,7 @@ def select(paths: Iterable[str], selection: Selection, demands: Demands) -> froz
         """Return whether the preset includes this file: all do what the layout's model demands.
 
         Else ``all`` includes everything, ``no-optimizer`` all but optimizer states, and ``weights``
-        only what is not for resuming, as long as nobody knows what the model demands.
+        nothing; but all that is not for resuming if ``demands`` names no model.
         """
         if selection.preset == "all" or path in demands.model:
             return True

@@ -354,9 +354,10 @@ def hook_status(
     is_committed: bool = False,
     is_running: Callable[[TrainingProcess], bool | None] = is_training,
 ) -> HookStatus:
-    """Return what the hook's markers say of a checkpoint with these files; ``""`` without files.
+    """Return what the hook's markers say of a checkpoint with these files.
 
-    Only trainings that began before the newest file was written count.  The final model is
+    ``committed`` if ``is_committed``; else ``""`` without files, or if nothing below is true.  Only
+    trainings that began before the newest file was written count.  The final model is
     ``training`` while one of them runs; else the last training decides: ``marked`` if every process
     has left it, else ``killed`` for the Trainer's.  Other checkpoints are ``marked`` if no file is
     newer than the last rank's marker, else ``training`` while one runs that marks all its saves.

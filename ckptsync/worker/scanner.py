@@ -427,10 +427,10 @@ class Scanner:
 def list_and_pin_saves(run: RunDir, pinner: Pinner) -> Scan:
     """Pin what has appeared in an output directory; return every save that is here, not yet judged.
 
-    Saves come by step.  Drops pins if the spool is full, or, with ``spool_full`` ``wait``, creates
-    none.  Starts the thread that copies files, unless the spool is full.  An error of one
-    checkpoint becomes a failure.  Raises ConfigError, StoreError or Incomplete if the directory
-    cannot be read at all.
+    Saves come by step.  Drops pins if the spool is full; with ``spool_full`` ``wait`` it creates
+    none while pins that may be dropped do not make enough room.  Starts the thread that copies
+    files, unless the spool is full.  An error of one checkpoint becomes a failure.  Raises
+    ConfigError, StoreError or Incomplete if the directory cannot be read at all.
     """
     dirs_by_name = {s.name: s for s in checkpoint_dirs.find_checkpoint_dirs(run.path)}
     pins = list_pins(run.path)

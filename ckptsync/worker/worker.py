@@ -515,7 +515,7 @@ class Worker:
 
         A save that the store has, or whose name the scan saw with another pin, is forgotten without
         a note.  ``removed``: due saves that the last scan did not see.  One that is being sent
-        waits for its end, and all wait unless ``is_ready``.
+        waits for its end, and unless ``is_ready`` all wait whose names the scan did not see.
         """
         names_here = {scanned.key[:2] for scanned in scanned_saves}
         why = "its files were removed before all of them were stored"
