@@ -117,7 +117,7 @@ def describe_model(model: Any) -> dict[str, str]:
 
 
 def describe_process() -> dict[str, str]:
-    """Return the versions of the libraries here, and the launcher's variables."""
+    """Return the versions of the libraries here, and the launcher's variables, 200 letters each."""
     torch = sys.modules.get("torch")
     facts = {
         "python": platform.python_version(),
@@ -155,7 +155,6 @@ def _write_whole(step: Callable[[Path], object], folder: Path) -> None:
 
 
 def _save_config(model: Any, folder: Path) -> None:
-    # a copy, to complete it as the model's own save_pretrained does
     """Write a model's ``config.json`` with its class and dtype, as ``save_pretrained`` does."""
     config = copy.deepcopy(model.config)
     config.architectures = [_class_name(model)]
@@ -190,7 +189,6 @@ def _base(model: Any) -> str:
 
 
 def _class_name(model: Any) -> str:
-    # torch's fully_shard makes a class of its own, with this before the name
     """Return the name of a model's class, without the prefix of torch's fully_shard."""
     return type(model).__name__.removeprefix("FSDP")
 

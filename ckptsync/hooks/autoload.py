@@ -77,7 +77,10 @@ class _Awaiting:
         return spec
 
     def _follow(self, loader: Any) -> None:
-        """Make a loader call ``then`` after the module has run, and remove this finder."""
+        """Make a loader call ``then`` after the module has run, and remove this finder.
+
+        Warn, and do nothing, if the loader cannot be changed.
+        """
 
         def exec_module(module: Any) -> None:
             """Run a module, and call ``then`` if it is the awaited one."""

@@ -55,9 +55,9 @@ _OF_WORKERS = ("node", "limits", "log")  # a head of this machine may listen, an
 
 
 def parse_wait(wait: float | str) -> float:
-    """Return a waiting time in seconds, of a number or of a text such as `10m`.
+    """Return a waiting time in seconds, of a number or of a text such as `10m`; 0 for an empty one.
 
-    Raises ConfigError.
+    Raises ConfigError for anything else, a negative number, infinity or NaN.
     """
     text = str(wait).strip() or "0"
     try:
@@ -101,9 +101,10 @@ def keep_running(
 ) -> None:
     """Start the worker of an output directory, unless this process has one that runs.
 
-    A worker that has ended is replaced a minute after its start.  It outlives this process,
+    A worker that has ended is replaced a minute after its start, or later.  Writes its
+    configuration into the spool, which is made if it is missing.  The worker outlives this process,
     whatever kills this one and its children, and has a session of its own, so a signal to the
-    training's group does not end it.  Raises OSError.
+    training's group does not end it.  Raises OSError, also if it could not be started.
 
     Args:
         output_dir: the directory.
@@ -203,7 +204,7 @@ def is_worker_running(output_dir: Path) -> bool:
 def find_problem(output_dir: Path) -> str:
     """Return why the worker that this process started has ended, or waits for its store.
 
-    Empty if there is nothing wrong, or no such worker.  Raises OSError.
+    Empty if it runs and does not wait, or if this process started none.  Raises OSError.
     """
     worker, spool = _workers.get((os.getpid(), output_dir)), output_dir / SPOOL
     if worker is None:
@@ -217,7 +218,8 @@ def find_problem(output_dir: Path) -> str:
 def read_log_problem(spool: Path) -> str:
     """Return the last error in a worker's log, with its hints; empty if there is none.
 
-    It is the error with which the worker ended, or why it waits for its store.  Raises OSError.
+    It is the error with which the worker ended, or why it waits for its store.  Errors before it
+    last started or stopped do not count, nor what lies before the last 16 KiB.  Raises OSError.
     """
     data = safe_files.read(spool / LOG, last=_TAIL) or b""
     lines = data.decode("utf-8", "replace").splitlines()
@@ -299,7 +301,8 @@ def list_unstored(output_dir: Path) -> tuple[str, ...]:
 def wait(output_dir: Path, until: float, log: Callable[[str], None]) -> None:
     """Wait until the store has all that hooks have pinned, at most until ``until`` (monotonic).
 
-    Stops when no worker has run for 15 seconds.  Logs what is not stored.
+    Stops when no worker has run for 15 seconds, and logs that, or what is not stored by then.
+    Raises as `list_unstored`.
     """
     served_at = time.monotonic()
     while unstored_pins := list_unstored(output_dir):
@@ -321,7 +324,8 @@ def wait(output_dir: Path, until: float, log: Callable[[str], None]) -> None:
 def main(arguments: list[str]) -> None:
     """Replace this process by ``ckptsync run`` with ``[config, spool, pid]``; wait for its turn.
 
-    Returns, and starts nothing, if another worker sends what is left.
+    Returns, and starts nothing, if another worker sends what is left; else never returns.  The run
+    ends when process ``pid`` is gone and all is stored.
     """
     # a trainer's environment may lack what it needs
     from ckptsync.worker.node_identity import node_id  # noqa: PLC0415

@@ -107,7 +107,7 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
             self._commit(args, state, control)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Commit the last checkpoint; the final model may follow."""
+        """Mark and pin the last checkpoint, and note the end; the final model may follow."""
         with self._following(args, state, "end") as saves:
             if saves is not None:
                 saves.end(state.global_step)
@@ -213,8 +213,9 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
     def leave(self, before: CkptSyncCallback | None = None) -> None:
         """Pin the final model of this callback's training, and end it.
 
-        ``before``: the callback of a training that begins and may write over the model; then only a
-        training that has ended, or its own, is left.
+        Nothing in a forked process, or without a training.  ``before``: the callback of a training
+        that begins and may write over the model; then only a training that has ended, or its own,
+        is left.  Errors are logged.
         """
         saves = self._saves
         if saves is None or self._pid != os.getpid():
@@ -225,9 +226,10 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
                 saves.leave(has_failed=has_failed())
 
     def wait_for_store(self, since: float) -> None:
-        """Wait for the store, and log what it does not have and why.
+        """Wait for the store, and log what it has, what not, and why; errors are logged.
 
-        ``since``: when the wait of all callbacks began (`time.monotonic`).
+        Waits until ``wait`` seconds after ``since`` (`time.monotonic`), when the wait of all
+        callbacks began.  Only on the first rank of each directory, and once; nothing in a fork.
         """
         if self._pid != os.getpid():
             return
@@ -241,7 +243,10 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
         self._folders = set()
 
     def _sum_up(self, folder: Path, saved: Sequence[str]) -> None:
-        """Log which saves the store has, which not, and the command that uploads the latter."""
+        """Log which saves the store has, which not and why, and the command that uploads these.
+
+        Without saves it logs the embedded worker's problem, if any.
+        """
         problem = embedded_worker.find_problem(folder)
         unstored = [name.rpartition(".")[0] for name in embedded_worker.list_unstored(folder)]
         stored = list((Counter(saved) - Counter(unstored)).elements())

@@ -205,7 +205,7 @@ def _leave(pid: int) -> None:
 
 
 def _as_ckptsync_error(path: object, error: Exception) -> CkptsyncError:
-    """Return an exception as one of ckptsync's errors."""
+    """Return an error of ckptsync as it is, an OSError as StoreError, others as CkptsyncError."""
     if isinstance(error, CkptsyncError):
         return error
     if isinstance(error, OSError):
@@ -275,13 +275,13 @@ class Marker:
         self._set_word(self._level)
 
     def mark_all(self, home: Path, checkpoint_dir: CheckpointDir) -> bool:
-        """Pin a save for all ranks: every part in this directory is written."""
+        """Pin a save for all ranks: every part in this directory is written; return as `_pin`."""
         self._enter(home)
         save = self._next_id(checkpoint_dir.name)
         return self._pin(checkpoint_dir, save, (self._rank.rank,))
 
     def leave(self, *, has_failed: bool) -> None:
-        """State that this process writes nothing more, and without an error that it has ended."""
+        """After a first save, note that this process has left, and that it ended unless failed."""
         if self._saves:
             now = time.time()
             self._saves.update(ended=0.0 if has_failed else now, left=now)
@@ -334,7 +334,11 @@ class Marker:
         return self._saves.save_id(checkpoint, self._counts[checkpoint] - 1)
 
     def _pin(self, checkpoint_dir: CheckpointDir, save: str, writers: tuple[int, ...]) -> bool:
-        """Pin a save; return whether it has files and is pinned, by this call or an earlier one."""
+        """Pin a save; return whether it has files and is pinned, by this call or an earlier one.
+
+        True also while a thread still copies its files, where there are no links.  Raises as
+        `pin_checkpoint`.
+        """
         assert self._saves is not None
         listing = walk(checkpoint_dir.path, checkpoint_dir.only)
         if self._saves.is_pinned(checkpoint_dir.name, listing):

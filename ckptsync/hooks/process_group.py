@@ -90,8 +90,7 @@ def first_word(word: str) -> str:
 
 
 def _store() -> Any:
-    # torch is the trainer's
-    """Return the store of torch's default process group."""
+    """Return the store of torch's default process group.  Raises what torch raises without one."""
     from torch.distributed.distributed_c10d import _get_default_store  # noqa: PLC0415
 
     return _get_default_store()

@@ -117,10 +117,11 @@ class RankSaves:
 
     def mark(self, checkpoint: str, save: str, step: int) -> None:
         """Write the mark that this rank's part of a save is written, now.  Raises OSError."""
-        b = self.begun
-        part = (b.train, save, checkpoint, step, b.rank, b.world, b.local_world, b.host, b.pid)
-        path = markers.save_folder(self.spool, checkpoint, save) / f"rank-{b.rank}.json"
-        markers.write_mark(path, RankMark(*part, time.time()))
+        begun = self.begun
+        host, pid = begun.host, begun.pid
+        part = (begun.train, save, checkpoint, step, begun.rank, begun.world, begun.local_world)
+        path = markers.save_folder(self.spool, checkpoint, save) / f"rank-{begun.rank}.json"
+        markers.write_mark(path, RankMark(*part, host, pid, time.time()))
 
     def claim_pinning(self, checkpoint: str, save: str, writers: Iterable[int]) -> bool:
         """Claim the pinning of a save for this rank; return whether the claim is this caller's.
@@ -155,10 +156,9 @@ class RankSaves:
         With an empty ``save``, files' times tell which nodes' parts belong together.  At every
         64th pin, marks of saves that are gone are removed.  Raises as `pin_checkpoint`.
         """
-        b = self.begun
-        commit = Commit(
-            b.train, save, checkpoint, step, b.world, writers, b.host, b.trainer, time.time(), {}
-        )
+        begun = self.begun
+        origin = begun.host, begun.trainer, time.time()
+        commit = Commit(begun.train, save, checkpoint, step, begun.world, writers, *origin, {})
         pin_checkpoint(path, self.output_dir, commit, self._log, list_files=list_files, added=added)
         self._pinned += 1
         if self._pinned % _FORGET_EVERY == 0:
@@ -226,9 +226,10 @@ class HookLog:
         self._seen: set[str] = before._seen if before else set()  # noqa: SLF001  # of one class
 
     def __call__(self, text: str, *, again: bool = False) -> None:
-        """Log one message.
+        """Append a message to the spool's log; warn in the trainer's log of the first of each kind.
 
-        ``again``: in the trainer's log, too, even if one of its kind was there.
+        Messages are of one kind if their first 80 characters without digits are alike.  ``again``:
+        warn all the same.  A spool that cannot be written is ignored.
         """
         if self.spool is not None:
             timestamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -97,7 +97,10 @@ class CkptSyncRayCallback(*_BASES):  # type: ignore[misc,unused-ignore]  # Ray n
         return {}
 
     def after_init_train_context(self) -> None:
-        """Give the Trainers of this worker the hook, and the driver's variables."""
+        """Give the Trainers of this worker the hook, and the driver's variables.
+
+        Changes the process's environment.  Without a name of the Ray run it logs why, and goes on.
+        """
         try:
             from ray import train  # noqa: PLC0415
 
@@ -108,11 +111,14 @@ class CkptSyncRayCallback(*_BASES):  # type: ignore[misc,unused-ignore]  # Ray n
         prepare(self._variables, experiment)
 
     def after_worker_group_poll_status(self, worker_group_status: Any) -> None:
-        """Remember whether every rank's training function has returned."""
+        """Remember whether every rank's training function has returned without an error."""
         self._has_ended = bool(worker_group_status.finished) and not worker_group_status.errors
 
     def before_worker_group_shutdown(self, worker_group: Any) -> None:
-        """Finish the hooks' work after a good end: Ray's workers run no exit functions."""
+        """Finish the hooks' work after a good end: Ray's workers run no exit functions.
+
+        Waits for all workers, an hour at most; logs errors and those that are late.
+        """
         if not self._has_ended:
             return
         calls = worker_group.execute_async(finish)
@@ -127,7 +133,7 @@ class CkptSyncRayCallback(*_BASES):  # type: ignore[misc,unused-ignore]  # Ray n
             _log.warning("ckptsync: a Ray worker did not finish: %s", error)
 
     def _compare(self, facts: Sequence[Mapping[str, Any]]) -> None:
-        """Log how the nodes differ.
+        """Log how the nodes differ, and which workers gave no facts.
 
         Raise ConfigError for incompatible ones with ``doctor`` ``fail``.
         """
@@ -151,7 +157,7 @@ class CkptSyncRayCallback(*_BASES):  # type: ignore[misc,unused-ignore]  # Ray n
 
 
 def worker_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the driver's variables for hooks and embedded workers; none holds a key."""
+    """Return CKPTSYNC_WAIT, CKPTSYNC_RUN and CKPTSYNC_LIMITS_…, if set; none holds a secret."""
     return {
         name: value
         for name, value in environment.items()
@@ -160,7 +166,7 @@ def worker_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _probe_nodes(workers: Sequence[Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield each worker's facts, or an error for one that hangs.
+    """Yield each worker's facts, or an error for one that hangs; waits two minutes at most.
 
     Raises ConfigError if a worker cannot use ckptsync, and Ray's error for one that has died.
     """

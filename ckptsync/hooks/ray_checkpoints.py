@@ -279,6 +279,7 @@ def _push(offer: Offer, store: Store, part: RankPart, threads: int) -> UploadPro
 def validate(checkpoint: Any, level: str | Mapping[str, str] | None = "") -> dict[str, Any]:
     """Verify a reported checkpoint and return metrics.
 
+    A report is written to a store that has the files; if it refuses, that is logged.  Metrics:
     ``ckptsync_verdict`` (ok, incomplete, damaged), ``ckptsync_level`` that was reached,
     ``ckptsync_read`` (bytes) and ``ckptsync_findings`` (at most ten).  ``level`` is stat, digest,
     parse or load (`ckptsync help verify`); default: digest in a store, parse where Ray's
@@ -310,7 +311,10 @@ def validate(checkpoint: Any, level: str | Mapping[str, str] | None = "") -> dic
 
 
 def summarize_reports(name: str, reports: list[Report]) -> dict[str, Any]:
-    """Return the metrics of the worst of these reports, and log the damage."""
+    """Return verdict and level of the worst report, all bytes read, and ten damages at most.
+
+    Logs these damages.  Raises ValueError without reports.
+    """
     worst = max(reports, key=lambda r: _SEVERITY[r.verdict])
     damage = [
         f"{f.kind}: {f.name}: {f.detail}" for r in reports for f in r.findings if f.kind in DAMAGE
@@ -333,8 +337,8 @@ def as_directory(checkpoint: Any) -> Iterator[str]:
     """Yield a directory with all ranks' parts, as Ray's ``Checkpoint.as_directory`` does.
 
     What is in a store is downloaded and checked.  The ranks of a node share one directory: the
-    first downloads it, the last removes it.  Raises Incomplete if a file cannot be had, Corrupt,
-    ConfigError, StoreError and OSError.
+    first downloads it while the others wait, the last removes it after its block.  Raises
+    Incomplete if a file cannot be had, Corrupt, ConfigError, StoreError and OSError.
     """
     note = read_note(checkpoint)
     if note is None:
@@ -398,7 +402,7 @@ def _download_anew(home: Path, note: Note) -> None:
 
 
 def _remove_unused(home: Path) -> None:
-    """Remove a download unless another rank uses it."""
+    """Remove a download unless another rank uses it; never waits, and ignores errors."""
     with contextlib.suppress(OSError):  # gone, or no directory
         used = _open_directory(home)
         try:

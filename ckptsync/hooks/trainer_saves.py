@@ -126,7 +126,8 @@ class TrainerSaves(RankSaves):
     def leave(self, *, has_failed: bool = False) -> None:
         """Pin the final model, if the training has ended, and note that this process has left.
 
-        The final model is what lies in the output directory after a training that ended, if it was
+        Only the first rank pins it, and nobody with ``has_failed`` or if a pin has it already.  The
+        final model is what lies in the output directory after a training that ended, if it was
         written since the training began.  The Trainer has no event after ``save_model``.
         """
         if self.begun.ended and not has_failed:
@@ -176,6 +177,6 @@ def list_weights(output_dir: Path) -> frozenset[tuple[str, int, int]]:
 
 
 def list_final_model(output_dir: Path) -> Listing:
-    """Return the files in an output directory that belong to its final model."""
+    """Return the final model's files in a directory; raise FileNotFoundError if that is missing."""
     with os.scandir(output_dir) as entries:
         return walk(output_dir, final_names(output_dir, list(entries)))

@@ -116,7 +116,10 @@ def next_try(attempt: Attempt, number: int) -> Attempt:
 
 
 def _check_once(environment: Mapping[str, str]) -> None:
-    """Raise ConfigError if variables show several processes on one node that would each choose."""
+    """Raise ConfigError if variables show several processes on one node that would each choose.
+
+    A variable of `_PER_NODE` is above 1, or a Slurm step has more tasks than nodes.
+    """
     for variable in _PER_NODE:
         if (_number(environment, variable) or 0) > 1:
             processes = f"{environment[variable]} processes of this node"
@@ -132,7 +135,7 @@ def _check_once(environment: Mapping[str, str]) -> None:
 
 
 def _count(environment: Mapping[str, str]) -> int:
-    """Return the number of nodes that the variables give; 1 if none of them is set.
+    """Return the number of nodes, by the first of `_COUNTS` that is set, else Open MPI's, else 1.
 
     Raise ConfigError for an elastic launch (``1:4``), for what is no number, and if 1 is
     contradicted.
@@ -157,7 +160,10 @@ def _count(environment: Mapping[str, str]) -> int:
 
 
 def _check_alone(environment: Mapping[str, str]) -> None:
-    """Raise ConfigError if a variable shows that there may be more nodes than this one."""
+    """Raise ConfigError if a variable shows that there may be more nodes than this one.
+
+    A node's number is above 0, or JOB_COMPLETION_INDEX is set and no number of nodes.
+    """
     for variable in _NODE_RANKS:
         number = _number(environment, variable)
         if number and number > 0:

@@ -111,6 +111,7 @@ class OutputDirSaves:
     """
 
     def __init__(self, run: RunDir, nodes: Collection[str], view: StoreView, rule: Rule) -> None:
+        """Keep the arguments; read nothing."""
         self.run, self.rule = run, rule
         self._nodes, self._view = nodes, view
         self._since: dict[tuple[str, int], tuple[tuple[Stat, ...], float]] = {}
@@ -155,7 +156,10 @@ class OutputDirSaves:
     def _judge(self, local: LocalSave, around: Surroundings, now: float) -> DrainedSave | None:
         """Return a save with its status; None for a remnant of rotation, or an unfinished copy.
 
-        Notes since when the save has not changed.
+        A save that the store has is refused if it is damaged there, else stored.  So is one that a
+        worker marked as stored, or that was given up.  Others are judged by the worker's rules:
+        finished ones are unsent, files that vanish meanwhile mean waiting.  Notes since when the
+        save has not changed, unless it is stored.
         """
         directory = local.checkpoint_dir
         path = (

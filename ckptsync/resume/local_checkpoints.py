@@ -121,7 +121,11 @@ def _is_movable(directory: CheckpointDir) -> bool:
 
 
 def _lacking(save: LocalSave, spool: Path) -> str:
-    """Return what resuming needs and the directory itself lacks, as a phrase; empty if nothing."""
+    """Return what resuming needs and the directory itself lacks, as a phrase; empty if nothing.
+
+    A file is only in a pin, missing, or of another size than the layout demands.  Reads metadata;
+    raises Corrupt, Unsupported or Incomplete.
+    """
     if pinned := [path for path, file in save.files.by_path.items() if file.is_pinned]:
         return f"{pinned[0]} is only in a pin"
     demands = registry.demands(save.files, save.files.by_path, count_ranks(save, spool))
@@ -158,7 +162,8 @@ def list_newer(
 def move_aside(output_dir: Path, paths: Sequence[Path]) -> list[Path]:
     """Rename checkpoints into `ASIDE`, sync the directories, and return the new paths.
 
-    A path that does not exist any more is left out.  Raises StoreError.
+    `ASIDE` is made if it is missing; a name that is taken there gets a number.  A path that does
+    not exist any more is left out.  Raises StoreError.
     """
     moved = []
     with _reported(output_dir):
@@ -203,8 +208,8 @@ def inode(path: Path | None) -> tuple[int, int] | None:
 def locked(output_dir: Path) -> Iterator[None]:
     """Hold an exclusive lock on an output directory, which nodes may share, within the block.
 
-    On a file system without locks the block runs without one.  Raises StoreError if the directory
-    cannot be opened.
+    Waits for the lock without a limit.  On a file system without locks the block runs without one.
+    Raises StoreError if the directory cannot be opened.
     """
     with _reported(output_dir):
         fd = os.open(output_dir, os.O_RDONLY | os.O_DIRECTORY)

@@ -120,9 +120,11 @@ class Start:
 def prepare(output_dir: Path, attempt: Attempt, options: PrepareOptions) -> Start:
     """Return the checkpoint that every node of an attempt begins with, once all nodes have it.
 
-    It lies in ``output_dir`` then, and newer or torn checkpoints there are moved aside.  The same
-    attempt of several nodes gives the same answer on every node, however often it is called.  One
-    node alone writes no records, and chooses among the checkpoints of now.
+    It lies in ``output_dir`` then, and newer or torn checkpoints there are moved aside.  If the
+    nodes have none in common, `Start.checkpoint` is None, unless ``require`` or a checkpoint that
+    is not verified yet makes that an error.  The same attempt of several nodes gives the same
+    answer on every node, however often it is called.  One node alone writes no records, and chooses
+    among the checkpoints of now.
 
     If one node cannot begin, every node raises an error of the same class.
 
@@ -168,6 +170,7 @@ class _Preparation:
     """Prepares one node for one attempt; notes for the log collect in `_notes`."""
 
     def __init__(self, output_dir: Path, attempt: Attempt, options: PrepareOptions) -> None:
+        """Keep the arguments; read nothing."""
         self._output_dir, self._attempt, self._options = output_dir, attempt, options
         self._checkpoints: tuple[LocalCheckpoint, ...] = ()
         self._notes: list[str] = []
@@ -193,7 +196,8 @@ class _Preparation:
         """Return the checkpoint that all nodes begin with, in its place on this node.
 
         Record this node, wait for the others twice: until all joined, and until all are ready.
-        Raise the same error on all nodes if one of them cannot begin.
+        Then delete records of old attempts, if allowed.  Raise the same error on all nodes if one
+        of them cannot begin; an error after all are ready is this node's alone.
         """
         store = self._options.store
         assert store is not None
@@ -277,7 +281,10 @@ class _Preparation:
         ), unverified
 
     def _check_required(self, choice: Candidate | None, records: Mapping[str, NodeRecord]) -> None:
-        """Raise Incomplete for no choice, if ``require`` is set or one waits for a verifier."""
+        """Raise Incomplete without a choice if ``require`` is set, or a verifier may give one.
+
+        The latter: a node has recorded a complete checkpoint that is not verified.
+        """
         if choice is not None:
             return
         name = self._options.run or self._output_dir
@@ -295,8 +302,8 @@ class _Preparation:
     def _join(self, records: AttemptRecords) -> AttemptState:
         """Write this node's record if it is missing; wait; return the state once all have joined.
 
-        Raises what `_wait` raises, and ConfigError if the attempt has all its nodes without this
-        one.
+        A node that was started again keeps its record, and says if newer saves are ignored.  Raises
+        what `_wait` raises, and ConfigError if the attempt has all its nodes without this one.
         """
         state = records.read()
         if self._attempt.node not in state.nodes:
@@ -373,7 +380,8 @@ class _Preparation:
         """Return the attempt's state once ``is_done`` says so of it; read the records until then.
 
         Raises the attempt's error if it has failed, ConfigError if nodes contradict each other,
-        and Incomplete, with the text of ``missing``, after ``wait`` seconds without a sign.
+        and Incomplete, with the text of ``missing``, after ``wait`` seconds without a sign.  A
+        Transient of the store is raised only after that time, other errors of it at once.
         """
         poll = min(self._options.poll, self._options.wait / 4)
         state, pause, deadline = AttemptState(), poll, time.monotonic() + self._options.wait
@@ -401,7 +409,10 @@ class _Preparation:
 
     @contextlib.contextmanager
     def _reported_download(self, records: AttemptRecords) -> Iterator[None]:
-        """Within the block, record the download's progress, too, as a sign for the other nodes."""
+        """Within the block, write the download's progress into the store, as a sign for others.
+
+        At most every 30 seconds, or a quarter of ``wait``; a write that fails is ignored.
+        """
         before, last = self._options, [time.monotonic()]
 
         def show(done: int, total: int) -> None:
@@ -493,7 +504,7 @@ class _Preparation:
         """Download to the final place, or to a staging directory if another save has that place.
 
         Wait for another download of the same checkpoint; raise Incomplete if that stands still for
-        ``wait`` seconds.
+        ``wait`` seconds.  After a ConfigError it is tried again, three times in all.
         """
         final = self._series_dir(plan.name) / plan.name
         staging = staging_of(self._output_dir, choice.id)
@@ -543,9 +554,10 @@ class _Preparation:
         return _LocalCopy(done.directory, final)
 
     def _pull_best(self, store: Store | None, best: str) -> None:
-        """Download the best checkpoint, which the Trainer loads at its end.
+        """Download the best checkpoint, which the Trainer loads at its end, and note that.
 
-        Never raises CkptsyncError: an error, and a path outside the output directory, become notes.
+        Never raises CkptsyncError: an error, no store, and a path that does not lie directly in the
+        output directory, become notes.
         """
         path = Path(best).absolute()
         text = f"trainer_state.json names {best} as the best checkpoint, which is not here"
@@ -580,8 +592,10 @@ class _Preparation:
     def _move_into_place(self, copy: _LocalCopy, aside: Collection[tuple[str, str]]) -> None:
         """Move checkpoints of ``aside`` aside, and put the chosen one and its pointers in place.
 
-        A path is moved only if the same save still lies there.  Raises StoreError, and Incomplete
-        if another process has removed the checkpoint.
+        A path is moved only if the same save still lies there; another save in the chosen one's
+        place is moved, too.  Notes each move, and removes the staging directory.  Does nothing
+        without an output directory, and waits for its lock.  Raises StoreError, and Incomplete if
+        another process has removed the checkpoint.
         """
         if not self._output_dir.is_dir():
             return

@@ -50,9 +50,10 @@ SignalMap = Mapping[int, int]
 
 
 def read_signal_map(texts: Sequence[str]) -> dict[int, int]:
-    """Return which signal the training gets for each of `FORWARDED`.
+    """Return, by number, which signal the training gets for each of `FORWARDED`; 0 for none.
 
-    ``texts``: changes such as ``USR1=TERM`` or ``HUP=NONE``.  Raises ConfigError for any other.
+    Each is passed on as it is, unless a text changes that.  ``texts``: changes such as
+    ``USR1=TERM`` or ``HUP=NONE``.  Raises ConfigError for any other.
     """
     signals = {_number(name): _number(name) for name in FORWARDED}
     for text in texts:
@@ -93,6 +94,7 @@ class Signals:
     """
 
     def __init__(self, signals: SignalMap) -> None:
+        """Keep the map; handle no signal before `handled`."""
         self._signals = signals
         self._pid = 0
         self._early: list[int] = []  # to send once the training has a process id
@@ -105,7 +107,10 @@ class Signals:
 
     @contextmanager
     def handled(self) -> Iterator[None]:
-        """Handle the signals within the block, in the main thread; an ignored one stays ignored."""
+        """Handle the signals within the block, in the main thread; an ignored one stays ignored.
+
+        SIGCHLD gets its default.  The former handlers are set again after the block.
+        """
         self._early.clear()
         numbers = [n for n in self._signals if signal.getsignal(n) != signal.SIG_IGN]
         before = {number: signal.signal(number, self._on_signal) for number in numbers}
@@ -142,8 +147,9 @@ class Signals:
     ) -> int:
         """Run a training to its end; return its exit code, or minus the signal that killed it.
 
-        ``on_poll`` is called with the training's process id every 0.1 s, and once at its end.
-        Raises ConfigError if the program cannot be run, OSError if no process can be made.
+        Signals that came before it has begun are sent to it first.  ``on_poll`` is called with the
+        training's process id every 0.1 s, and once at its end.  Raises ConfigError if the program
+        cannot be run, OSError if no process can be made.
         """
         # a scheduler may send a mapped signal to the training, too, which must not die of it
         mapped = (n for n, passed in self._signals.items() if passed not in (0, n))
@@ -165,7 +171,7 @@ class Signals:
 
 
 def is_in_foreground() -> bool:
-    """Return whether the terminal's keys, such as Ctrl-C, signal this process's group."""
+    """Return whether the terminal's keys signal this process's group; False without a terminal."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
     except OSError:
@@ -179,5 +185,5 @@ def is_in_foreground() -> bool:
 
 
 def exit_code_of(status: int) -> int:
-    """Return a child's exit code as a shell has it: 128 plus the signal's number."""
+    """Return ``status`` as a shell has it: for minus a signal's number, 128 plus that number."""
     return status if status >= 0 else 128 - status

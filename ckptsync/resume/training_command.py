@@ -120,7 +120,8 @@ def _replaced(word: str, values_by_placeholder: Mapping[str, str | None]) -> str
 def _for_llamafactory(words: Sequence[str], resumed: Resumed | None) -> list[str]:
     """Return an override if a word names a configuration file, else a flag with its value.
 
-    LLaMA-Factory's `read_args` tells the two kinds of command lines apart in the same way.
+    Empty without a checkpoint.  LLaMA-Factory's `read_args` tells the two kinds of command lines
+    apart in the same way.
     """
     if resumed is None:
         return []
@@ -139,7 +140,7 @@ def _for_hf(_words: Sequence[str], resumed: Resumed | None) -> list[str]:
 
 
 def _for_torchtitan(_words: Sequence[str], resumed: Resumed | None) -> list[str]:
-    """Return the step to load, if it is known.
+    """Return the option with the step to load; empty without a checkpoint, or a step in its name.
 
     Without the option torchtitan loads the newest step of its own folder, if there is any.
     """

@@ -164,7 +164,7 @@ def list_training_processes(spool: Path) -> tuple[TrainingProcess, ...]:
         for name, mark in _marks_in(spool / "trains", TrainingProcess)
         if name.endswith(".json")
     )
-    return tuple(sorted(processes, key=lambda b: (b.at, b.rank)))
+    return tuple(sorted(processes, key=lambda process: (process.at, process.rank)))
 
 
 def count_ranks_at(spool: Path, at: float) -> int | None:
@@ -191,9 +191,10 @@ def list_rank_marks(spool: Path, checkpoint: str) -> tuple[RankMark, ...]:
 
 
 def is_training(process: TrainingProcess) -> bool | None:
-    """Return whether that process may still write.
+    """Return whether that process may still write; None if it is of another machine or container.
 
-    None if its machine or container is another one.
+    False once it has left, is a zombie or gone, or another process has its id, and after a reboot
+    of this machine.
     """
     if process.left:
         return False
@@ -282,7 +283,7 @@ _Marker = TypeVar("_Marker")
 def _marks_in(folder: Path, kind: Callable[..., _Marker]) -> Iterator[tuple[str, _Marker]]:
     """Yield (file name, marker) of a folder's valid markers, by name; nothing if it is unreadable.
 
-    Hidden and invalid files are left out.
+    Hidden and invalid files are left out.  Lazy: the folder stays open meanwhile.
     """
     # the files themselves decide
     with contextlib.suppress(OSError), safe_files.open_folder(folder) as fd:
@@ -310,8 +311,8 @@ def read_marker_in(folder: int, name: str, kind: Callable[..., _Marker]) -> _Mar
 def load_json(folder: int, name: str, largest: int = _LARGE) -> object:
     """Return the JSON value in a small file of an open directory.
 
-    None if there is no such file, or if it is larger than ``largest`` bytes, too deep, or no JSON.
-    Raises OSError.
+    None if there is no such file, or if it is larger than ``largest`` bytes, is no JSON, or has too
+    many lists and objects for its size.  Raises OSError.
     """
     data = safe_files.read_in(folder, name, largest) or b"null"
     if data.count(b"[") + data.count(b"{") > 1000 + len(data) // _DENSE:

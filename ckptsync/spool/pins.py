@@ -165,8 +165,8 @@ def list_pins(
 def create_pin(output_dir: Path, checkpoint: str, k: int, node: str) -> Pin | None:
     """Create an empty pin owned by ``node`` and return it; None if another process was first.
 
-    Makes the directory of pins if it is missing.  Raises Incomplete if the output directory is
-    gone, StoreError or ConfigError where the disk refuses.
+    Makes the directory of pins if it is missing, and removes a draft of an earlier try.  Raises
+    Incomplete if the output directory is gone, StoreError or ConfigError where the disk refuses.
     """
     folder = output_dir / SPOOL / "pins"
     with translate_errors(folder):
@@ -185,8 +185,8 @@ def create_pin(output_dir: Path, checkpoint: str, k: int, node: str) -> Pin | No
 def publish(output_dir: Path, checkpoint: str, draft: Path) -> Path:
     """Rename a complete directory beside the pins to the newest pin of a checkpoint.
 
-    Return its path.  Raises Incomplete if ``draft`` does not exist any more, StoreError where the
-    disk refuses.
+    Return its path; its number is above all others, from 0 on.  Raises Incomplete if ``draft`` does
+    not exist any more, StoreError where the disk refuses.
     """
     folder = output_dir / SPOOL / "pins"
     with translate_errors(draft):
@@ -281,7 +281,10 @@ def _digest(files: Iterable[Stat]) -> bytes:
 
 
 def _is_stored(pin: int, files: Iterable[Stat]) -> bool:
-    """Return whether an open pin was marked as stored with exactly these files."""
+    """Return whether an open pin was marked as stored with exactly these files.
+
+    An empty mark, of earlier versions, counts for any files; one that cannot be read is none.
+    """
     try:
         mark = safe_files.read_in(pin, "stored")
     except (OSError, CkptsyncError):
@@ -418,8 +421,9 @@ def replace_links(pin: Pin) -> None:
 def clean_own(output_dir: Path, node: str) -> None:
     """Finish or remove what a killed worker of this node left half done.
 
-    Drafts and half removed pins are removed.  A pin that was being claimed is published: its files
-    may be the last ones.  Call it before anything else of the same node runs.  Raises StoreError or
+    Drafts, half removed pins, and half copied files in this node's pins are removed.  A pin that
+    was being claimed is published: its files may be the last ones.  What other nodes left six hours
+    ago is treated alike.  Call it before anything else of the same node runs.  Raises StoreError or
     ConfigError.
     """
     for path in list_paths(output_dir / SPOOL / "pins"):
@@ -476,7 +480,8 @@ def free_bytes(output_dir: Path) -> int:
 def _load_pin(path: Path, above: int) -> Pin | None:
     """Return the pin at a path in the open directory of pins.
 
-    None if it is none, or was deleted.  Raises StoreError or ConfigError if it cannot be read.
+    None if it is none, or was deleted.  Without an owner, ``renewed`` is the directory's mtime.
+    Raises StoreError or ConfigError if it cannot be read.
     """
     checkpoint, k = _split_name(path)
     if k < 0:

@@ -192,7 +192,7 @@ def read_in(folder: int, name: str, largest: int = LARGEST, last: int = 0) -> by
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write a small file, whole or not at all; raise FileNotFoundError if its directory is gone."""
+    """Write or replace a small file, whole or not at all, in an existing directory."""
     with open_folder(path.parent) as fd:
         write_in(fd, path.name, data)
 
@@ -219,7 +219,7 @@ def append(path: Path) -> BinaryIO:
 def lock_file(path: Path, *, is_new: bool = True) -> int:
     """Return the descriptor of a file to lock, which the caller closes.
 
-    ``is_new``: make the file if it does not exist.
+    ``is_new``: make the file if it does not exist; else that raises FileNotFoundError.
     """
     with open_folder(path.parent) as fd:
         return _open_regular(fd, path.name, os.O_RDWR | (os.O_CREAT if is_new else 0))
@@ -242,8 +242,9 @@ def create(path: Path) -> bool:
 def create_copy(source: int, folder: Path, target: int, name: str) -> Iterator[BinaryIO]:
     """Yield a new file in the directory ``folder``, for a copy of the open file ``source``.
 
-    At the end of the block it is renamed to ``name`` in the open directory ``target``; it is
-    removed if the block raises, or has closed it.  It gets the permissions of ``source``.
+    At the end of the block it is renamed to ``name`` in the open directory ``target``, over a file
+    of that name; it is removed if the block raises, or has closed it.  Nothing is copied here.  It
+    gets the permissions of ``source``, and may be written by this user.
     """
     # Trainers write weights that are their user's alone (safetensors 0.8), and some files are read
     # only.  Never S_ISUID: the copy is this user's.
@@ -313,7 +314,10 @@ def link(source: int, name: str, target: int, new: str) -> None:
 
 
 def link_or_copy(source: Path, path: Path) -> None:
-    """Link a small file of the spool to ``path``, or copy it where there are no links."""
+    """Link a small file of the spool to ``path``, or copy it, with its time, without links.
+
+    Raise FileExistsError if a link finds ``path`` taken; a copy replaces what is there.
+    """
     with open_folder(source.parent) as fd, open_folder(path.parent) as target:
         try:
             link(fd, source.name, target, path.name)
@@ -365,7 +369,7 @@ def unlink(path: Path) -> None:
 
 
 def rename(path: Path, target: Path) -> None:
-    """Move a file or a directory within the spool; a file of the new name is replaced."""
+    """Move a file or directory within the spool; replace a file or empty directory there."""
     with open_folder(path.parent) as fd, open_folder(target.parent) as target_folder:
         os.rename(path.name, target.name, src_dir_fd=fd, dst_dir_fd=target_folder)
 
@@ -460,10 +464,10 @@ def _create_draft(fd: int, mode: int = 0o600) -> Iterator[tuple[str, BinaryIO]]:
 
 
 def _open_regular(fd: int, name: str, flags: int) -> int:
-    """Return the descriptor of a regular file of this user's.
+    """Return the descriptor of a regular file of this user's, or of its directory's owner.
 
-    Raise FileNotFoundError for any other.  Also for a file with further links, if it is opened to
-    append.
+    Raise FileNotFoundError for any other, or one that may not be opened.  Also for a file with
+    further links, if it is opened to append.
     """
     try:
         descriptor = os.open(name, flags | _OLD, 0o600, dir_fd=fd)

@@ -76,7 +76,7 @@ class UploadedFiles:
         self._changed: dict[str, set[_Identity]] = {}
 
     def note(self, checkpoint: str, files: Iterable[Stat]) -> None:
-        """Remember that these files of a checkpoint are as the store has them."""
+        """Remember that these files of a checkpoint, and no others of it, are as in the store."""
         self._same[checkpoint] = {_identity(f) for f in files}
 
     def forget(self, checkpoints: Collection[str]) -> None:
@@ -90,8 +90,8 @@ class UploadedFiles:
     ) -> str | None:
         """Return the path of the first file that does not have its digest, or None if all have.
 
-        Reads files that are not remembered, and remembers what they are.  Raises Incomplete if one
-        changes meanwhile, StoreError where the disk refuses.
+        Files known to differ come first.  Reads files that are not remembered, and remembers
+        whether they differ.  Raises Incomplete if one changes meanwhile, StoreError.
         """
         same, changed = self._same.get(checkpoint, set()), self._changed.get(checkpoint, set())
         for file, digest in sorted(
@@ -131,9 +131,11 @@ def clean_up(
 ) -> tuple[list[UploadProgress], list[Failure]]:
     """Remove the pins, and with ``clean`` the local checkpoints, that are not needed any more.
 
-    The newest ``keep_pins`` proven pins stay.  Return the removed checkpoints, and what could not
-    be removed.  ``checkpoints``: names that are here or that the scan could not read; with the
-    empty name among them the scan saw nothing, so nothing is forgotten.
+    The newest ``keep_pins`` proven pins of this node stay.  Pins that other nodes left half done,
+    and copies of manifests of other checkpoints, are removed, too.  Return the removed checkpoints,
+    and what could not be removed; the first error of a disk or the store ends the call.
+    ``checkpoints``: names that are here or that the scan could not read; with the empty name among
+    them the scan saw nothing, so nothing is forgotten.
     """
     run, scanned_saves = options.run, scanner.saves()
     cleaned: list[UploadProgress] = []
@@ -192,10 +194,10 @@ class LocalCheckpoint:
 def choose_cleanable(
     checkpoints: Iterable[LocalCheckpoint], best: Collection[str], keep: int
 ) -> tuple[str, ...]:
-    """Return the names of the checkpoints that may be removed, oldest first.  Pure.
+    """Return the names of the verified checkpoints that may be removed, oldest first.  Pure.
 
-    The newest ``keep`` (at least one) stay, by `oldest_first`, by step and by time, and so do those
-    of ``best`` and all that are younger than a busy one.
+    The newest ``keep`` (at least one) stay, by `oldest_first`, by step and by time.  So do those of
+    ``best``, busy ones, and all that are not older than each busy one both by step and by time.
     """
     by_dates = oldest_first(checkpoints, lambda checkpoint: checkpoint.dates)
     orders = (
@@ -246,10 +248,11 @@ class _CleanUp:
 def _clean_checkpoints(
     task: _CleanUp, scanned_saves: Sequence[ScannedSave], keep: int
 ) -> Iterator[UploadProgress]:
-    """Remove local checkpoints that are not needed; yield each one removed.
+    """Remove local checkpoints that are not needed; yield each one removed, lazily.
 
     First removes what a killed worker left, and checkpoints that were moved aside.  Other errors
-    than StoreError, which is raised, are added to ``task.failures``.
+    than StoreError, which is raised, are added to ``task.failures``.  ``keep``: how many newest
+    ones stay at least.
     """
     run = task.run
     try:
@@ -327,9 +330,11 @@ def _clean_aside(
 
 
 def _remove_checkpoint(task: _CleanUp, checkpoint_dir: CheckpointDir) -> int | None:
-    """Remove a checkpoint with its pins; return its bytes, or None if it stays.
+    """Remove a checkpoint with its proven pins; return its bytes, or None if it stays.
 
-    Raises Corrupt where a file does not have the bytes that the store has.
+    It stays if it has unfinished or special files, an open file, or changes meanwhile, or if the
+    store, whose records are read again, does not list all of it, VERIFIED.  Raises Corrupt where a
+    file does not have the bytes that the store has; ConfigError, Incomplete, StoreError.
     """
     name, root, view = checkpoint_dir.name, checkpoint_dir.path, task.view
     listing = walk(root)
@@ -384,7 +389,8 @@ def is_open(root: Path, files: Iterable[Stat]) -> bool:
 def _verified_manifest(checkpoint: str, files: Sequence[Stat], view: StoreView) -> Manifest | None:
     """Return this node's manifest of all of these files, if its location is VERIFIED; else None.
 
-    Files that are not sent by choice must be in it, too.
+    Files that are not sent by choice must be in it, too.  None also if the location is given up, or
+    one of its records cannot be read.
     """
     records = view.run_records
     own_manifests = [m for m in records.live_manifests(checkpoint) if m.node == view.node]
@@ -422,7 +428,9 @@ def _listed_digests(checkpoint: str, files: Sequence[Stat], view: StoreView) -> 
 def remove_by_rename(output_dir: Path, checkpoint_dir: CheckpointDir, listing: Listing) -> bool:
     """Remove a checkpoint by one rename; return False if it is not ``listing``, and so stays.
 
-    Raises ConfigError where other users could replace it meanwhile, StoreError or Incomplete.
+    It is renamed into the spool, or within the output directory if the spool is another file
+    system, and deleted there, or renamed back.  Raises ConfigError where other users could replace
+    it meanwhile, StoreError or Incomplete.
     """
     aside = f"{_GONE}{checkpoint_dir.name}"
     with (
@@ -453,7 +461,7 @@ def remove_by_rename(output_dir: Path, checkpoint_dir: CheckpointDir, listing: L
 
 
 def _check_alone(fd: int, folder: Path) -> None:
-    """Raise ConfigError for a directory where others could replace what is to be removed."""
+    """Raise ConfigError for an open directory in which the group or other users may write."""
     if not is_private_directory(os.fstat(fd), fd) or os.fstat(fd).st_mode & stat.S_IWGRP:
         raise ConfigError(
             f"{folder}: other users may write there, and the spool is on another file system:"
@@ -463,7 +471,7 @@ def _check_alone(fd: int, folder: Path) -> None:
 
 
 def _best_checkpoint(files: LocalFiles) -> str:
-    """Return the name of the directory that the trainer calls its best; empty if it names none."""
+    """Return the name of the trainer's best directory; empty if its state names none or is torn."""
     if TRAINER_STATE in files.by_path:
         with contextlib.suppress(CkptsyncError, AttributeError):  # torn: it is not removed either
             best = parse(read_whole(files, TRAINER_STATE), TRAINER_STATE).get(

@@ -48,7 +48,11 @@ def select(paths: Iterable[str], selection: Selection, demands: Demands) -> froz
     """
 
     def is_of_preset(path: str) -> bool:
-        """Return whether the preset includes this file."""
+        """Return whether the preset includes this file: all do what the layout's model demands.
+
+        Else ``all`` includes everything, ``no-optimizer`` all but optimizer states, and ``weights``
+        nothing; but all that is not for resuming if ``demands`` names no model.
+        """
         if selection.preset == "all" or path in demands.model:
             return True
         if is_of_optimizer(path):

@@ -88,7 +88,9 @@ class Judgement:
 def judge(observed: Observation, unchanged_for: float, rule: Rule) -> Judgement:
     """Return whether a checkpoint is finished, and why.
 
-    ``unchanged_for``: seconds for which nothing has changed.
+    Not, whatever the time, if a file is open or torn, or a crash or a training that goes on may
+    have left it.  Else once ``unchanged_for``, the seconds without a change, has reached the time
+    that `_required_rest` returns.
     """
     if refused := (
         _refusal(observed)
@@ -111,9 +113,11 @@ def judge(observed: Observation, unchanged_for: float, rule: Rule) -> Judgement:
 def is_stable(observed: Observation, unchanged_for: float, rule: Rule, verdict: Judgement) -> bool:
     """Return whether these files count as a save if rotation deletes them before `judge` says so.
 
-    The answer is noted beside the pin, and decides once the trainer has removed the checkpoint.  A
-    save that perhaps lacks its last file counts after `Rule.doubtful` seconds: a user may know that
-    it is whole, and it shows what later saves of this training look like.
+    The answer is noted beside the pin, and decides once the trainer has removed the checkpoint.
+    True if the ``verdict`` is finished; False if it is gone, refused, torn, doubtful, or lacks a
+    rank's file.  A save that perhaps lacks its last file counts after `Rule.doubtful` seconds: a
+    user may know that it is whole, and it shows what later saves look like.  Others count after
+    `REST_OF_LAST_FILE` seconds if their last file is here and rotation has not begun.
     """
     if verdict.finished:
         return True
@@ -135,7 +139,10 @@ def is_stable(observed: Observation, unchanged_for: float, rule: Rule, verdict: 
 
 
 def is_lost(observed: Observation) -> bool:
-    """Return whether a checkpoint that the trainer removed can never be known to be complete."""
+    """Return whether a checkpoint that the trainer removed can never be known to be complete.
+
+    It was not stable before, or lacks the Trainer's last file, and the hook has no commit of it.
+    """
     return (
         observed.is_gone
         and observed.hook != "committed"
@@ -152,7 +159,10 @@ def may_be_alone(observed: Observation, rule: Rule) -> bool:
 
 
 def _refusal(observed: Observation) -> str:
-    """Return why these files are no finished save, however long one waits; else empty."""
+    """Return why these files are no finished save, however long one waits; else empty.
+
+    A save that the hook committed is refused only without files, or with one open for writing.
+    """
     if not observed.files:
         return "holds no file yet"
     if observed.writing:
@@ -174,7 +184,10 @@ def _refusal(observed: Observation) -> str:
 
 
 def _torn(observed: Observation, rule: Rule) -> str:
-    """Return why these files look like a save that a crash interrupted; empty if they do not."""
+    """Return why these files look like a save that a crash interrupted; empty if they do not.
+
+    Empty, too, if ``rule.doubtful`` is 0 or the hook has committed or marked the save.
+    """
     if not rule.doubtful or observed.hook in ("committed", "marked"):
         return ""
     if observed.family == "trainer" and (torn := half_written(observed.files, observed.unclosed)):
@@ -191,9 +204,10 @@ def _torn(observed: Observation, rule: Rule) -> str:
 
 
 def _possibly_torn(observed: Observation, rule: Rule) -> str:
-    """Return why either a crash or a script may have left these files; empty if they are whole.
+    """Return why either a crash or a script may have left these files; else empty.
 
-    A similar second checkpoint, or a user who knows the script, decides.
+    Empty if no last file is missing, a similar checkpoint is here, or ``rule.doubtful`` is 0: a
+    user who knows the script decides.
     """
     if not rule.doubtful or observed.has_similar or _has_its_end(observed):
         return ""
@@ -224,12 +238,15 @@ def _unended_training(observed: Observation, rule: Rule) -> UnendedTraining | No
 
 
 def _describe_training(training: UnendedTraining) -> str:
-    """Return which checkpoint shows that the training goes on, in words."""
+    """Return which checkpoint shows that the training goes on, as text."""
     return f"{training.checkpoint} before it is of step {training.step} of {training.last}"
 
 
 def _awaits_trainer_state(observed: Observation) -> bool:
-    """Return whether Hugging Face's Trainer should still write its last file here."""
+    """Return whether rank 0 of the Trainer writes here, and its last file is missing.
+
+    False if the hook has committed or marked the save.
+    """
     return (
         not _has_its_end(observed)
         and _is_of_trainer(observed)
@@ -255,7 +272,13 @@ def _is_of_trainer(observed: Observation) -> bool:
 
 
 def _required_rest(observed: Observation, rule: Rule) -> tuple[float, str]:
-    """Return how many seconds without a change finish a save, and why; 0 needs no waiting."""
+    """Return how many seconds without a change finish a save, and why.
+
+    0 if the hook committed it or the trainer removed it; `MARKED` if every rank marked it or was
+    killed; ``rule.quiet`` if its last file is here and no rank lacks one; ``rule.doubtful`` where
+    a sign says that it is being written; hours where it may not be the final model; else
+    ``rule.unmarked``.
+    """
     if observed.hook == "committed":
         return 0.0, "every rank that writes here has finished, by its hook"
     if observed.is_gone:
@@ -289,7 +312,9 @@ def _required_rest(observed: Observation, rule: Rule) -> tuple[float, str]:
 def _find_doubt(observed: Observation, rule: Rule) -> str:
     """Return a sign that the save is still being written; empty without one.
 
-    A crash may also leave such files, so they count as finished after `Rule.doubtful` seconds.
+    Signs: an unfinished file, a last file or metadata older than others, or a trainer state that is
+    torn or of another step than the directory.  Times are ignored for a new save.  A crash may also
+    leave such files, so they count as finished after `Rule.doubtful` seconds.
     """
     state = observed.state
     # a partial file older than the trainer's last file is of an earlier save that was killed
@@ -327,10 +352,11 @@ def _current_names(observed: Observation) -> list[str]:
 
 
 def last_file(observed: Observation) -> str:
-    """Return why the save counts as finished; empty if nothing shows it.
+    """Return why the save counts as finished, by its last file; empty if nothing shows it.
 
-    Where rank 0 of the Trainer writes, only its last file shows it: that the training goes on
-    proves nothing of a save that a crash cut short.
+    Empty if a ``.metadata`` is older than its shards.  A later checkpoint, or another node's part,
+    shows it, too, but not where rank 0 of the Trainer writes: that the training goes on proves
+    nothing of a save that a crash cut short.
     """
     if not observed.is_new and stale_metadata(observed.files):
         return ""
@@ -344,7 +370,10 @@ def last_file(observed: Observation) -> str:
 
 
 def _last_of_trainer(observed: Observation) -> str:
-    """Return why a save of Hugging Face's Trainer, or LLaMA-Factory v1, is finished; else empty."""
+    """Return why a save of Hugging Face's Trainer, or LLaMA-Factory v1, is finished; else empty.
+
+    A later checkpoint shows it if ``trainer_state.json`` is whole, although not the newest file.
+    """
     if _is_newest(V1, observed):
         return f"{V1} is the newest of its files"
     if observed.state is None or observed.state.step is None:
@@ -357,7 +386,7 @@ def _last_of_trainer(observed: Observation) -> str:
 
 
 def _last_of_lightning(observed: Observation) -> str:
-    """Return why a checkpoint of Lightning is finished; else empty."""
+    """Return why Lightning's checkpoint is finished (one file, or newest meta.pt); else empty."""
     if len(observed.files) == 1 and observed.files[0].path.endswith(".ckpt"):
         return "it is one file, and the trainer renames it when it is complete"
     return (
@@ -370,7 +399,8 @@ def _last_of_lightning(observed: Observation) -> str:
 def _last_of_tracked(observed: Observation) -> str:
     """Return why a checkpoint is finished whose trainer writes the step beside it; else empty.
 
-    It writes the step when all but `_AFTER_TRACKER` is written.
+    It writes the step when all but `_AFTER_TRACKER` is written: the step there is this one or
+    greater, and none of the other files is newer.
     """
     marker = observed.marker
     if (
@@ -421,7 +451,10 @@ _LAST: Mapping[Family, Callable[[Observation], str]] = {
 
 
 def _is_newest(name: str, observed: Observation) -> bool:
-    """Return whether a file of that name is here and no older than the files written before it."""
+    """Return whether a file of that name is here and no file but random states is newer.
+
+    In a new save (``is_new``) its presence alone decides.
+    """
     mtime = next((f.mtime for f in observed.files if f.path == name), None)
     return mtime is not None and (
         observed.is_new

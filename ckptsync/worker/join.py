@@ -98,7 +98,7 @@ def _list_members(
 def _list_groups(
     members: Iterable[manifest_groups.StoredManifest], records: RunRecords
 ) -> list[manifest_groups.Group]:
-    """Return the saves that some manifests belong to."""
+    """Return the saves that these manifests belong to; empty without manifests."""
     own_manifests = [stored.manifest for stored in members]
     all_manifests = (
         manifest_groups.live_manifests(records.manifests(own_manifests[0].checkpoint))
@@ -118,7 +118,11 @@ def _check_joinable(
     members: Sequence[manifest_groups.StoredManifest],
     records: RunRecords,
 ) -> None:
-    """Raise ConfigError or Incomplete if the locations cannot be joined, or not now."""
+    """Raise ConfigError or Incomplete if the locations cannot be joined, or not now.
+
+    ConfigError: no manifest is left, a proof shows two saves, or a location is being removed.
+    Incomplete: a node is sending files of the checkpoint.
+    """
     subject = " and ".join(f"{run}/{location}" for location in locations)
     if not members:
         raise ConfigError(f"{subject}: no valid manifest is left", hint=_LIST)
@@ -176,8 +180,9 @@ def _bring_together(
 ) -> tuple[str, dict[str, str]]:
     """Move the files of each node to the save's location.
 
-    Return that location, and the former location of each node that was moved.  Raises Incomplete if
-    a node is sending files of the checkpoint, StoreError.
+    Return that location (empty if none of ``names`` is live any more), and the former location of
+    each node that was moved.  Raises Incomplete if a node is sending files of the checkpoint,
+    StoreError.
     """
     context = UploadContext(StoreView(store, JOIN_NODE, run), checkpoint, after_chunk)
     moved: dict[str, str] = {}

@@ -70,7 +70,7 @@ class LocalFile:
     is_added: bool = False
 
     def open(self) -> int:
-        """Return an open descriptor; raise Incomplete if the file is gone."""
+        """Return an open descriptor; raise Incomplete if gone, ConfigError, StoreError."""
         with _add_later_hint():
             return open_checkpoint_file(self.root, self.stat.path)
 
@@ -147,7 +147,7 @@ class LocalFiles:
         return (f"{count} files are not pinned, rotation may delete them",) if count else ()
 
     def with_added(self, root: Path, files: Iterable[Stat]) -> LocalFiles:
-        """Return a copy with files of ``root`` added, except under the checkpoint's own names."""
+        """Return a copy with pinned files of ``root`` added, except under its own names."""
         added_files = {
             f.path: LocalFile(f, root, is_pinned=True, is_added=True)
             for f in files
@@ -156,7 +156,7 @@ class LocalFiles:
         return replace(self, by_path=added_files | dict(self.by_path))
 
     def only(self, paths: Collection[str]) -> LocalFiles:
-        """Return a copy that sends only these paths; the other files are withheld."""
+        """Return a copy that sends only these paths; its ``withheld`` are the others to send."""
         chosen = {path: file for path, file in self.by_path.items() if path in paths}
         return replace(
             self,
@@ -215,9 +215,10 @@ class OpenLocalFile:
 
 
 def open_each(files: Iterable[LocalFile]) -> Iterator[tuple[LocalFile, int]]:
-    """Yield each file with an open descriptor; raise Incomplete if one is gone.
+    """Open the files one after another; yield each with its descriptor, valid until the next.
 
-    A directory is opened once for its files in a row.
+    A directory is opened once for its files in a row.  Raises Incomplete if a file is gone,
+    ConfigError if it may not be read, StoreError.
     """
     for (root, _), several in groupby(
         files, lambda file: (file.root, file.stat.path.rpartition("/")[0])
@@ -341,7 +342,9 @@ class ReadFiles:
 def _read_layout(files: LocalFiles, ranks: int | None) -> Layout:
     """Return what a save's layout demands, its weights sources, and notes for an operator.
 
-    An unknown or broken layout becomes a note.  Raises Corrupt for a name that cannot be stored.
+    An unknown or broken layout becomes the only note, without demands and sources.  Reads metadata
+    of the files.  Raises Corrupt for a name that cannot be stored, Incomplete for a file that is
+    gone, StoreError.
     """
     try:
         for path in files.by_path:
@@ -359,7 +362,8 @@ def _read_layout(files: LocalFiles, ranks: int | None) -> Layout:
 def _check_model(files: LocalFiles, demands: Demands) -> Demands:
     """Return the demands with remarks on what the model lacks, if all of its files are here.
 
-    If it is incomplete, the demands name no model.
+    If it is incomplete, the demands name no model, and the remark is the reason.  Else, and if its
+    files are corrupt or unsupported, they are returned as they are.
     """
     if not demands.model or not demands.model.keys() <= files.sizes().keys():
         return demands
@@ -374,7 +378,8 @@ def _check_model(files: LocalFiles, demands: Demands) -> Demands:
 def count_ranks(local_save: LocalSave, spool: Path | None) -> int | None:
     """Return how many ranks wrote a save, or None if no hook has said so.
 
-    The pin's commit says it, else the training that ran when the last file was written (``spool``).
+    The pin's commit says it, else a marker in ``spool``, if given, of the training that ran when
+    the last file was written.  At most `file_names.MOST_RANKS`.
     """
     if local_save.pin and local_save.pin.commit and local_save.pin.is_committed:
         ranks: int | None = local_save.pin.commit.world
@@ -467,7 +472,7 @@ def _written_between(files: LocalFiles) -> tuple[int, int]:
 
 
 def _trainer_of(local_save: LocalSave) -> str:
-    """Return which trainer wrote a save: as the pin's commit says it, else the family's name."""
+    """Return the trainer as the pin's commit says it (200 characters at most), else the family."""
     commit = local_save.pin.commit if local_save.pin and local_save.pin.is_committed else None
     trainer = "".join(c for c in commit.trainer if c.isprintable())[:200] if commit else ""
     return trainer or local_save.checkpoint_dir.family
@@ -489,9 +494,10 @@ def read_chunks(
 ) -> Iterator[memoryview]:
     """Yield a file's bytes, a chunk at a time, in one buffer that the next chunk overwrites.
 
-    Raises Changed if it is not the file of the scan, Transient once the process is about to end,
-    StoreError where the disk refuses.  ``clone``: a descriptor of a reflink of the file, which is
-    read instead.
+    ``after_chunk`` is called when the next chunk is requested.  At the end the file's pages leave
+    the page cache.  ``clone``: a descriptor of a reflink of the file, which is read instead.
+    Raises Changed, perhaps after the last chunk only, if it is not the file of the scan;
+    Incomplete if it is gone, Transient once the process is about to end, StoreError.
     """
     size, path = file.stat.size, file.stat.path
     buffer = chunk_room(min(CHUNK, size))

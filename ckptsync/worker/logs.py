@@ -115,7 +115,10 @@ class RunLogs:
     def carry(self) -> tuple[str, ...]:
         """Send each log that has changed; return notes for an operator.
 
-        Where nothing has changed, the store is not asked.  Raises StoreError.
+        Where nothing has changed, the store is not asked.  If the store has a checkpoint with the
+        name of the logs' directory, nothing is sent, and that is the only note.  Logs beyond
+        `LIMIT` bytes, largest first, are left out with a note.  A file that changes while it is
+        read is sent by the next call.  Raises StoreError.
         """
         notes: list[str] = []
         files, too_large = fit_limit([*self._list(notes)])
@@ -144,7 +147,7 @@ class RunLogs:
         return tuple(notes)
 
     def _list(self, notes: list[str]) -> Iterator[Stat]:
-        """Yield the logs that are here; add directories that cannot be read to ``notes``."""
+        """Yield the logs, none without a readable run; add unreadable folders to ``notes``."""
         names: list[str] = []
         # the scan says what is wrong with the directory
         with contextlib.suppress(OSError), os.scandir(self._run.path) as entries:
@@ -191,7 +194,7 @@ class RunLogs:
     def _read(self, path: str) -> bytes:
         """Return a file's bytes.
 
-        Raise Incomplete if it is gone or shorter, Corrupt if unreadable.
+        Raise Incomplete if it is gone, shorter, or larger than `LIMIT`, Corrupt if unreadable.
         """
         fd = open_checkpoint_file(self._run.path, path)
         try:

@@ -94,7 +94,8 @@ def outgoing_save(
     """Return the save with the files that open its model, and without those not sent by choice.
 
     Those files were added by the hook, or lie around the checkpoint: all of them, or what
-    ``find_configs`` returns.  Raises Incomplete if the save changes meanwhile.
+    ``find_configs`` returns.  If ``selection`` may leave out files, the save's metadata is read,
+    which raises Incomplete if it changes meanwhile, and StoreError.
     """
     files = local_save.files
     if local_save.pin is not None and local_save.pin.is_committed:
@@ -156,9 +157,10 @@ def send_missing_config(
 ) -> tuple[str, ...]:
     """Send the configuration of a stored save in a further manifest, if the location has none.
 
-    Return the files sent.  Nothing is sent while the save is incomplete, since another node may
-    still send its own.  ``manifests``: all of the checkpoint's name.  ``young``: files younger than
-    so many seconds are not sent yet.
+    Return the paths sent; () if none is lacking, found or selected, or if this node has no manifest
+    there.  Nothing is sent while the save is incomplete, since another node may still send its own,
+    nor while a file is younger than ``young`` seconds.  ``manifests``: all of the checkpoint's
+    name.  Raises as `upload` does.
     """
     manifests_there = manifest_groups.manifests_in(location, manifests)
     own_manifests = [m for m in manifests_there if m.node == context.node]
@@ -195,7 +197,7 @@ def send_missing_config(
 
 
 def drop_young(configs: Mapping[str, LocalFile], young: float = YOUNG) -> Mapping[str, LocalFile]:
-    """Return ``configs``, or nothing if one of the files is younger than ``young`` seconds."""
+    """Return ``configs``, or {} if one file's mtime is less than ``young`` seconds from now."""
     now = time.time()
     return (
         {}
@@ -209,8 +211,10 @@ def find_model_configs(
 ) -> dict[str, LocalFile]:
     """Return the files, by name, that a checkpoint lacks and that lie around it on this node.
 
-    Nothing is added of a kind that the checkpoint has, at whatever depth, nor under a name that it
-    has. ``stored``: paths of it that are in the store.
+    They are from the run's directory, else from the directory of the model that the training began
+    with; for the final model from the latter only.  Nothing is added of a kind that the checkpoint
+    has, at whatever depth, nor under a name that it has.  ``stored``: paths of it that are in the
+    store.
     """
     names = {path.rpartition("/")[2] for path in (*files.by_path, *stored)}
     lacking = [kind for kind in (_CONFIG, _ADAPTER, _PROCESSING) if names.isdisjoint(kind.own)]
@@ -272,7 +276,7 @@ def _list_configs(folder: Path) -> dict[str, LocalFile]:
 
 
 def _has_mark(folder_configs: Mapping[str, LocalFile], kind: _Kind) -> bool:
-    """Return whether files of a directory show that it has this kind."""
+    """Return whether one of the kind's ``marks`` is here, is not torn, and has one of its keys."""
     contents = (_read_keys(folder_configs[name]) for name in kind.marks if name in folder_configs)
     return any(
         each is not None and (not kind.keys or any(map(each.get, kind.keys))) for each in contents
@@ -281,9 +285,10 @@ def _has_mark(folder_configs: Mapping[str, LocalFile], kind: _Kind) -> bool:
 
 @lru_cache(maxsize=256)
 def _read_keys(file: LocalFile) -> Mapping[str, Any] | None:
-    """Return a file's values of the keys that tell its kind, or name the model; None if it is torn.
+    """Return a file's values of the keys that tell its kind, or name the model.
 
-    Of large JSON only the end is read, so no value is returned.  A pickle is not executed.
+    None if it is torn or cannot be read.  Of large JSON only the end is read, and nothing of large
+    arguments, so there are no values.  A pickle is not executed.  Cached for the same stat.
     """
     files, name, size = _as_files(file), file.stat.path, file.stat.size
     content: Any = None
@@ -303,7 +308,11 @@ def _read_keys(file: LocalFile) -> Mapping[str, Any] | None:
 def _named_models(
     files: LocalFiles, configs: Mapping[str, LocalFile], around: Sequence[Path]
 ) -> Iterator[Path]:
-    """Yield the local directories of the model with which a training says that it began."""
+    """Yield the local directories of the model with which a training says that it began; lazy.
+
+    Names in the checkpoint's files come first, then those of the hook, newest training first.  Only
+    absolute paths of directories that exist.
+    """
     named_in = [
         file for name in _NAMED_IN if (file := files.by_path.get(name) or configs.get(name))
     ]
@@ -314,9 +323,9 @@ def _named_models(
             ]
     names = [(_read_keys(file) or {}).get(key) for file in named_in for key in _NAMING_KEYS]
     names += [
-        b.facts.get("base_model")
+        process.facts.get("base_model")
         for home in around
-        for b in reversed(list_training_processes(home / SPOOL))
+        for process in reversed(list_training_processes(home / SPOOL))
     ]
     for name in dict.fromkeys(name for name in names if isinstance(name, str)):
         if name.startswith("/") and os.path.isdir(name):  # noqa: PTH112  # Path.is_dir raises for a name that is too long
@@ -324,7 +333,7 @@ def _named_models(
 
 
 def _read_arguments(files: LocalFiles, extent: Extent) -> Any:
-    """Return the attributes of the arguments that a Trainer pickled, whatever their class is."""
+    """Return the attributes of a Trainer's pickled arguments, of any class; execute nothing."""
     # most checkpoints need no pickle read here
     from ckptsync.formats import torch_pickle, torch_save  # noqa: PLC0415
     from ckptsync.formats.pickles import AnyClass, PickledObject  # noqa: PLC0415

@@ -81,10 +81,10 @@ class Clock:
             self._measured = None
 
     def measure(self) -> int:
-        """Return the offset in ns, measured anew if the last measurement is older than an hour.
+        """Return the offset in ns, measured anew if the last measurement is an hour old.
 
-        The age is that at the last `notice`.  Other threads wait while one measures.  Raises
-        StoreError.
+        That writes a small file into the store.  The age is that at the last `notice`.  Other
+        threads wait while one measures.  Raises StoreError.
         """
         with self._lock:
             if not self._is_measured():

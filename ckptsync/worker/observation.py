@@ -152,7 +152,8 @@ def find_surroundings(
 ) -> Surroundings:
     """Return what lies around ``saves``, with the rank markers of the checkpoints ``marked``.
 
-    Never raises: a marker that cannot be read is ignored.
+    No markers are read if no training process has introduced itself.  Never raises: a marker that
+    cannot be read is ignored.
     """
     spool = output_dir / SPOOL
     processes = spool_markers.list_training_processes(spool)
@@ -178,16 +179,16 @@ def is_trainer_at_work(saves: Iterable[LocalSave], processes: Iterable[TrainingP
     file.
     """
     return any(TRAINER_STATE in save.files.by_path for save in saves) or any(
-        b.trainer.startswith("transformers") for b in processes
+        process.trainer.startswith("transformers") for process in processes
     )
 
 
 def observe(
     local_save: LocalSave, around: Surroundings, *, other_part: bool = False, is_new: bool = False
 ) -> Observation:
-    """Return all facts about a save; reads the ends of all its files.
+    """Return all facts about a save but ``has_similar``; opens all files and reads their ends.
 
-    Raises Incomplete if files vanish meanwhile.
+    Raises Incomplete if files vanish meanwhile, StoreError.
     """
     files = local_save.files
     unclosed, writing = _check_files(files)
@@ -211,7 +212,10 @@ def observe(
 def with_surroundings(
     before: Observation, local_save: LocalSave, around: Surroundings, *, other_part: bool = False
 ) -> Observation:
-    """Return an observation of unchanged files with what lies around them now."""
+    """Return an observation of unchanged files with what lies around them now.
+
+    Reads no file of the save, but perhaps the trainer state of another (``unended``).
+    """
     name, files = local_save.checkpoint, local_save.files.stats
     hook = hook_status(
         around, name, files, is_committed=local_save.pin is not None and local_save.pin.is_committed
@@ -292,20 +296,20 @@ def is_later(local_save: LocalSave, spans: Iterable[Span]) -> bool:
 
 
 def is_like_another(local_save: LocalSave, saves: Iterable[LocalSave]) -> bool:
-    """Return whether another stable save, of another step, has files of the same names.
+    """Return whether a stable save of the same family under another name has the same file names.
 
-    The step within names is ignored.
+    Each save's own step within file names is ignored.
     """
     of_size = (
-        o
-        for o in saves
-        if o.checkpoint != local_save.checkpoint
-        and len(o.files.by_path) == len(local_save.files.by_path)
+        other
+        for other in saves
+        if other.checkpoint != local_save.checkpoint
+        and len(other.files.by_path) == len(local_save.files.by_path)
     )
     candidates = [
-        o
-        for o in of_size
-        if o.checkpoint_dir.family == local_save.checkpoint_dir.family and was_at_rest(o)
+        other
+        for other in of_size
+        if other.checkpoint_dir.family == local_save.checkpoint_dir.family and was_at_rest(other)
     ]
     shape = _name_pattern(local_save)
     return any(_name_pattern(candidate) == shape for candidate in candidates)
@@ -352,8 +356,12 @@ def hook_status(
 ) -> HookStatus:
     """Return what the hook's markers say of a checkpoint with these files.
 
-    For the final model: whether the last training was done with it, or was killed.  ``is_running``:
-    whether a training's process may still write.
+    ``committed`` if ``is_committed``; else ``""`` without files, or if nothing below is true.  Only
+    trainings that began before the newest file was written count.  The final model is
+    ``training`` while one of them runs; else the last training decides: ``marked`` if every process
+    has left it, else ``killed`` for the Trainer's.  Other checkpoints are ``marked`` if no file is
+    newer than the last rank's marker, else ``training`` while one runs that marks all its saves.
+    ``is_running``: whether a process may still write; None, unknown, counts as running.
     """
     if is_committed:
         return "committed"
@@ -361,23 +369,28 @@ def hook_status(
         return ""
     newest = max(f.mtime for f in files) / 1e9
     # a training that began later did not write it
-    writers = [b for b in around.processes if b.at <= newest]
-    running_writers = [b for b in writers if is_running(b) is not False]
+    writers = [process for process in around.processes if process.at <= newest]
+    running_writers = [process for process in writers if is_running(process) is not False]
     if checkpoint == FINAL:
         if running_writers:
             return "training"
         # of the last training only: one that was killed and began again says nothing
-        last = [b for b in writers if b.train == writers[-1].train]
-        if last and all(b.left for b in last):
+        last_training = [process for process in writers if process.train == writers[-1].train]
+        if last_training and all(process.left for process in last_training):
             return "marked"
-        return "killed" if last and last[0].trainer.startswith("transformers") else ""
+        is_of_trainer = bool(last_training) and last_training[0].trainer.startswith("transformers")
+        return "killed" if is_of_trainer else ""
     if newest <= _last_mark_time(around.marks.get(checkpoint, ())):
         return "marked"
-    return "training" if any(not b.ended and b.marks == "all" for b in running_writers) else ""
+    is_unmarked = any(not writer.ended and writer.marks == "all" for writer in running_writers)
+    return "training" if is_unmarked else ""
 
 
 def _last_mark_time(marks: Iterable[RankMark]) -> float:
-    """Return when the last rank marked the newest save of a name; 0 if a rank has not."""
+    """Return when the last rank marked the newest save of a name, in seconds since the epoch.
+
+    0 if a rank of this node has not, or if the number of ranks is unknown.
+    """
     ordered = sorted(marks, key=lambda m: m.at)
     of_newest = [m for m in ordered if m.save == ordered[-1].save]
     # 0: nobody knew how many ranks write here
@@ -413,7 +426,8 @@ def trainer_state(files: LocalFiles) -> TrainerState | None:
 def _read_tracker(checkpoint_dir: CheckpointDir) -> TrainerState | None:
     """Return the step that a file of `TRACKERS` says is saved; None without a readable file.
 
-    The file lies beside the checkpoints, and only on the node of the process that writes it.
+    ``step`` is None if its first 64 bytes are no number.  The file lies beside the checkpoints, and
+    only on the node of the process that writes it.
     """
     for name in TRACKERS:
         # not there, or not readable: then the files decide
@@ -430,6 +444,7 @@ def _read_tracker(checkpoint_dir: CheckpointDir) -> TrainerState | None:
 def _was_emptied(root: Path, files: Sequence[Stat]) -> bool:
     """Return whether a name came or went more than a second after the last file was written.
 
+    By the mtimes of ``root``, of the files' directories, and of directories directly in ``root``.
     True also if a directory cannot be read: rotation is at work.
     """
     newest = max((f.mtime for f in files), default=0)

@@ -82,7 +82,9 @@ def follow_source(listing: ListedCheckpoint | None, pins: Iterable[Pin], node: s
     again: a new pin is created, and the old one stays if it was found finished, and else is
     dropped.  If no file is the same, the directory was removed and made again, and the old pin
     stays: it may be a whole save that rotation removed.  A pin that the hook committed is whole: it
-    neither grows nor shrinks, and this node's earlier pins of the same save are dropped.
+    neither grows nor shrinks, and this node's earlier pins of the same save are dropped.  Nothing
+    else changes if the source has no files, or the newest pin is another node's.  Names that are
+    gone leave the pin only if a new name has come: then the trainer, not rotation, removed them.
     """
     ordered_pins = sorted(pins, key=lambda p: p.k)
     overtaken = tuple(p for p in ordered_pins if p.node == node and _is_overtaken(p, ordered_pins))
@@ -112,7 +114,8 @@ def follow_source(listing: ListedCheckpoint | None, pins: Iterable[Pin], node: s
 def _is_overtaken(pin: Pin, pins: Iterable[Pin]) -> bool:
     """Return whether a later pin of the hook's has a file of this one, made during the same save.
 
-    A pin that was found finished, and has other files too, is another save.
+    A pin that was found finished, and has other files too, is another save.  A committed pin is
+    never overtaken.
     """
     if pin.is_committed:
         return False
@@ -170,7 +173,8 @@ class PinCopies:
         """Open the files that could not be linked, and note which open ones changed or vanished.
 
         ``files``: all files of the source now.  If a new name has come, the trainer itself removed
-        the missing files, and they are closed.
+        the missing files, and they are closed.  At most 256 files are open, of all pins; the others
+        stay unopened.  ``refused``: names that could not be linked.
         """
         files_now = {f.path: f for f in files}
         with self._lock:
@@ -200,7 +204,8 @@ class PinCopies:
     def begin(self) -> None:
         """Start the thread that copies unchanged files, unless it runs or has nothing to copy.
 
-        Failed copies are tried again.  Raises CkptsyncError if no thread can be started.
+        Files whose names are gone come first, then small ones, if unchanged for a second.  Failed
+        copies are tried again.  Raises CkptsyncError if no thread can be started.
         """
         now = self._clock()
         with self._lock:

@@ -222,7 +222,10 @@ def _refuse_several(
 
 
 def _guess_family(name: str, entries: Sequence[str]) -> Family:
-    """Return which trainer wrote a checkpoint, by its name or else by the entries at its top."""
+    """Return which trainer wrote a checkpoint, by its name.
+
+    Where the name says DeepSpeed or is the final model's, by the entries at its top if they tell.
+    """
     family = checkpoint_dirs.family_of(name)
     if family == "deepspeed" or name == FINAL:
         if ".metadata" in entries or any(e.endswith(".distcp") for e in entries):
@@ -233,7 +236,7 @@ def _guess_family(name: str, entries: Sequence[str]) -> Family:
 
 
 def _no_checkpoint_error(directory: Path, url: str) -> ConfigError:
-    """Return the error for a directory without a checkpoint, with advice."""
+    """Return the error for a directory without a checkpoint, with a command that may push it."""
     entries = checkpoint_dirs.uncovered(directory, ())
     links = [directory / name for name in entries if (directory / name).is_symlink()]
     folder = next((link for link in links if link.is_dir()), None)
@@ -323,9 +326,11 @@ def _push_save(
 ) -> UploadProgress:
     """Send one save, unless it is being written or given up.
 
-    A user may know that a save is complete although its files do not prove it; then the result has
-    a note.  ``save``: the save's id, where the ranks' markers have none.  Raises Incomplete for
-    files that cannot be a complete save.
+    A save that was given up in the store is not sent: phase ``retired``.  A configuration that the
+    stored save lacks is sent, too.  A user may know that a save is complete although its files do
+    not prove it; then the result has a note.  ``save``: the save's id, where the ranks' markers
+    have none.  Raises Incomplete for files that cannot be a complete save; the error of records
+    that cannot be read; and what `send_save` raises.
     """
     judgement = judge(observation, 0.0, NOW)
     if not judgement.finished:
@@ -363,7 +368,11 @@ def _push_save(
 
 
 def _send(local_save: LocalSave, save: str, context: UploadContext) -> UploadProgress:
-    """Send one save, and write notes and the stored mark into its pin, as a worker would."""
+    """Send one save, and write notes and the stored mark into its pin, as a worker would.
+
+    Another node's pin is left alone; errors of writing a pin are ignored.  The result has a note if
+    another node is sending to a store where the two could overwrite each other's files.
+    """
     node, name = context.node, local_save.checkpoint
     pin_notes = notes_at_sending(local_save, now := time.time_ns(), save)
     pin_notes = replace(pin_notes, finished=pin_notes.finished or now)
@@ -418,7 +427,7 @@ def offered_saves(offer: Offer, *nodes: str) -> list[LocalSave]:
 
 
 def find_surroundings_of(offer: Offer) -> Surroundings:
-    """Return what lies in the offer's output directory, as far as it can be read."""
+    """Return what lies in the offer's output directory, if readable; ``has_trainer`` is False."""
     saves: list[LocalSave] = []
     # what cannot be read proves nothing of the rest, and pushing it reports why
     with contextlib.suppress(CkptsyncError):

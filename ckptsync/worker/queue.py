@@ -74,8 +74,8 @@ def pick_next(
 ) -> tuple[object, UploadJob] | None:
     """Return the first job of at most ``most`` bytes that may begin, and its key; None without one.
 
-    Only the first job of each run may begin, whatever that one waits for.  A name that is in hand
-    waits.  Pure.
+    Only the first job of each run under a key may begin, even if it is too large or its name is in
+    hand, so that it waits.  Pure.
     """
     for key, jobs in waiting.items():
         first: dict[str, UploadJob] = {}
@@ -137,7 +137,7 @@ class UploadQueue:
         self.wake: Callable[[], None] = lambda: None
 
     def run_next(self) -> None:
-        """Do the next job that this queue may take, if there is one."""
+        """Do the next job that this queue may take, if there is one; end it also if it raises."""
         job = self._queues.take(self._capacity)
         if job is None:
             return

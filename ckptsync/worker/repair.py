@@ -139,7 +139,9 @@ def send_again(
 ) -> str:
     """Send a damaged file again; return the reason why that was not possible, empty if it was.
 
-    Raises StoreError of the store, or of this node's disk if no other copy is here.
+    The stored file is overwritten by the first copy that has the digest of its entry.  If the
+    report is not about bytes, the stored file is read first, and nothing is sent if it is as it was
+    uploaded.  Raises StoreError of the store, or of this node's disk if no other copy is here.
 
     Args:
         request: the file.
@@ -188,7 +190,7 @@ def _show_progress(_: int) -> None:
 
 
 def list_added_files(output_dir: Path) -> Iterator[LocalFile]:
-    """Yield each file that the hook has added to any save, once for all of its links."""
+    """Yield each file that the hook has added to any save, once for all of its links; lazy."""
     spool = output_dir / SPOOL
     inodes: set[tuple[str, int, int]] = set()
     pins = (pin / "added" for pin in list_paths(spool / "pins"))
@@ -221,8 +223,8 @@ class FileRepairs:
     def repair_manifests(self) -> list[Failure]:
         """Write this node's damaged or lost manifests again, where the spool has a copy.
 
-        Return what the store refused.  After a write the view is refreshed, which may raise
-        StoreError.
+        Return what the store refused; those without a copy are remembered for `lacking`.  After a
+        write the view is refreshed, which may raise StoreError.
         """
         run, view, written = self._run, self._view, False
         failures: list[Failure] = []
@@ -256,7 +258,7 @@ class FileRepairs:
         return repairs
 
     def lacking(self) -> dict[str, tuple[str, ...]]:
-        """Return what this node cannot repair: findings by report, and manifests without a copy."""
+        """Return findings that this node cannot repair, by report; manifests without a copy: ()."""
         findings: dict[str, list[str]] = {}
         for (report, finding), reason in sorted(dict(self._answered).items()):
             if reason:
@@ -292,8 +294,8 @@ class FileRepairs:
     ) -> Iterator[UploadJob]:
         """Yield a job for each damaged location, and note it as pending.
 
-        A location whose checkpoint is in hand waits.  Answers of old reports are forgotten.  Raises
-        Incomplete if a save changes meanwhile.
+        A location whose checkpoint is in hand waits, and requests that were answered yield nothing.
+        At the end, answers that no report asks for any more are forgotten.
         """
         run, node, records = self._run, self._view.node, self._view.run_records
         requested: set[tuple[str, str]] = set()
@@ -346,7 +348,10 @@ class FileRepairs:
         file_sets: Sequence[LocalFiles],
         _: QueueCapacity,
     ) -> None:
-        """Send files again, and note the results.  Runs in a queue's thread."""
+        """Send files again, and note the results.  Runs in a queue's thread.
+
+        A request that ended with an error is not answered, so the next plan tries it again.
+        """
         key, view = (self._run.name, location), self._view
         transfer = self._transfers[key] = Transfer(sum(request.entry.size for request in requests))
         for request in requests:

@@ -137,7 +137,7 @@ class WorkerResult:
 
 
 def describe_failure(run: str, checkpoint: str, error: CkptsyncError) -> Failure:
-    """Return an error as a value."""
+    """Return an error as a value; ``may_pass`` is set for a Transient."""
     return Failure(
         run,
         checkpoint,

@@ -79,7 +79,7 @@ def mark_queued(save: SaveState) -> SaveState:
 
 
 def postpone(save: SaveState, reason: str) -> SaveState:
-    """Return the state of a due save that waits for the next plan, with the reason."""
+    """Return the state of a due save that waits for the next plan; its last failure stays."""
     outcome = UploadProgress(*save.key, "waiting", reason)
     return replace(save, state="waiting", outcome=outcome, is_due=True)
 
@@ -93,7 +93,8 @@ def begin_upload(save: SaveState) -> SaveState:
 def record_outcome(save: SaveState, outcome: UploadProgress | Failure) -> SaveState:
     """Return the state after a try to upload a save, or a plan, has ended with ``outcome``.
 
-    After a try that did not end in the store the save stays due: the next plan decides again.
+    After an upload that did not end in the store the save stays due: the next plan decides again.
+    A failure leaves the last outcome as it was; any other outcome ends the last failure.
     """
     state = _state_after(outcome)
     is_due = save.state == "uploading" and state != "stored"
@@ -113,7 +114,10 @@ def mark_lost(save: SaveState, reason: str) -> SaveState:
 
 
 def _state_after(outcome: UploadProgress | Failure) -> State:
-    """Return the state that an outcome leads to."""
+    """Return the state that an outcome leads to.
+
+    ``refused`` for a lasting failure and for phases that are neither stored nor waiting.
+    """
     if isinstance(outcome, Failure):
         return "refused" if outcome.is_lasting else "failed"
     if outcome.phase in ("sent", *DONE):

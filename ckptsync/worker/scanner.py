@@ -155,7 +155,8 @@ class Scanner:
 
         Writes verdicts beside the pins, and takes over pins of dead nodes.  Waits for a scan of
         another thread, and then goes by the later of the two times.  ``now``: seconds on a clock
-        that only grows.  What cannot be read is in `Scan.failures`.
+        that only grows.  What cannot be read is in `Scan.failures`.  A note names each save that
+        waiting alone does not finish, once it has not changed for ``rule.unmarked`` seconds.
         """
         with self.lock:
             # a thread that had to wait for another scan knew the time before that
@@ -194,7 +195,8 @@ class Scanner:
         """Yield a note of weights that no worker recognizes as a checkpoint, one for each reason.
 
         Weights are named after they have not changed for ``rule.unmarked`` seconds: they may become
-        a checkpoint.  They are looked for, and remembered, once in that time.
+        a checkpoint.  The directory is searched once in that time; between, the last result counts.
+        If it cannot be read, there are no notes.
         """
         quiet_time = self._rule.unmarked
         if now - self._strays_at >= quiet_time:
@@ -240,7 +242,8 @@ class Scanner:
     def due(self, now: float) -> float | None:
         """Return the seconds until a save is finished that no plan has seen finished yet.
 
-        None if no save will be finished without a change.
+        0 if one is finished already.  For a save that waiting alone does not finish: until its
+        files are read again.  None if no save waits, or a plan has seen them all.
         """
         waits: list[float] = []
         for scanned in self.saves():
@@ -312,8 +315,9 @@ class Scanner:
         """Return one save with its verdict, and note the verdict beside its pin.
 
         A save that is done is not read, and gets the verdict `STORED`.  An Incomplete of files that
-        change meanwhile becomes the verdict's reason; other errors are raised.  ``is_new``: the
-        last scan saw no checkpoint of this name.
+        change meanwhile becomes the verdict's reason; other errors are raised.  What a full disk
+        refuses to note is added to ``failures``.  ``is_new``: the last scan saw no checkpoint of
+        this name.
         """
         before = self._saves.get(local_save.key)
         # a pinned file is ours to replace, by a reflink of it: its inode says nothing
@@ -374,7 +378,7 @@ class Scanner:
         other_part = self._has_other_part(local_save)
 
         def judge_now(observation: Observation) -> tuple[Observation, Judgement]:
-            """Return the observation, with a look at similar saves if needed, and a verdict."""
+            """Return the observation, with ``has_similar`` if that decides, and its verdict."""
             if may_be_alone(observation, self._rule):  # then other checkpoints decide
                 observation = replace(
                     observation, has_similar=is_like_another(local_save, around.saves)
@@ -399,10 +403,12 @@ class Scanner:
     def _is_new_save(
         self, local_save: LocalSave, before: ScannedSave | None, since: float, *, is_new: bool
     ) -> bool:
-        """Return whether a save appeared between two scans and nothing was written over since.
+        """Return whether a save appeared between two scans and no other save was begun in it since.
 
-        For a save that was not ``before``: whether it ``is_new``, the first of its name, and was
-        not moved in.
+        For a save that was not ``before``: whether it ``is_new``, has no pin number above 0, and
+        was not moved in.  A new save that changes stays new unless it was finished, had been
+        unchanged for ``rule.unmarked`` seconds, or a file was written over when its last file was
+        there.
         """
         if before is None:
             return is_new and local_save.k == 0 and not _was_moved_in(local_save)
@@ -421,8 +427,10 @@ class Scanner:
 def list_and_pin_saves(run: RunDir, pinner: Pinner) -> Scan:
     """Pin what has appeared in an output directory; return every save that is here, not yet judged.
 
-    Saves come oldest first.  Drops pins if the spool is full.  Raises ConfigError or StoreError if
-    the directory cannot be read at all.
+    Saves come by step.  Drops pins if the spool is full; with ``spool_full`` ``wait`` it creates
+    none while pins that may be dropped do not make enough room.  Starts the thread that copies
+    files, unless the spool is full.  An error of one checkpoint becomes a failure.  Raises
+    ConfigError, StoreError or Incomplete if the directory cannot be read at all.
     """
     dirs_by_name = {s.name: s for s in checkpoint_dirs.find_checkpoint_dirs(run.path)}
     pins = list_pins(run.path)

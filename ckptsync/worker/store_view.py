@@ -68,7 +68,7 @@ class RunRecords:
     lost: Mapping[str, CkptsyncError] = field(default_factory=dict)
 
     def damaged(self) -> tuple[str, ...]:
-        """Return the locations that some report calls damaged, also if a later report does not."""
+        """Return, sorted, the locations that some report calls damaged, whatever later ones say."""
         return tuple(
             sorted(
                 {

@@ -173,9 +173,9 @@ def _has_random_state(kinds: Iterable[str]) -> bool:
 
 
 def _absent_part(names: Iterable[str]) -> str:
-    """Return the first numbered part of whole weights that is missing; empty if there is none.
+    """Return the path of the first missing numbered part of weights; empty if there is none.
 
-    One process writes all of them.
+    One process writes all of them; parts of a rank's own do not count.
     """
     paths = set(names)
     for match in filter(None, map(_PART.fullmatch, sorted(paths))):
@@ -284,10 +284,11 @@ def without_arguments(files: Iterable[Stat]) -> str:
 
 
 def two_saves(files: Sequence[Stat], last_file_mtime: int | None, rest_time: float) -> str:
-    """Return why these files are of two saves, the later of which did not end.
+    """Return why these files are of two saves, the later of which did not end; else empty.
 
-    Empty if they are not.  ``last_file_mtime``: of what the trainer writes last (ns), if that is
-    here.  ``rest_time``: seconds without a write after which a save is over.
+    ``last_file_mtime``: of what the trainer writes last (ns); None: that of accelerate's or
+    prime-rl's last file, if here, else that comparison is left out.  ``rest_time``: seconds without
+    a write after which a save is over.
     """
     if last_file_mtime is None:
         last_file_mtime = next(
@@ -367,7 +368,10 @@ def _find_overwritten(files: Sequence[Stat], last_file_mtime: int, rest_time: fl
 
 
 def _written_after(files: Iterable[Stat], ended: int, least: float) -> Iterator[Sequence[Stat]]:
-    """Yield the files newer than ``ended``, from each pause of at least ``least`` seconds on."""
+    """Yield, for each pause, the later files, oldest first, of those newer than ``ended`` (ns).
+
+    A pause is longer than ``least`` seconds and the time of writing the file after it.
+    """
     newer = sorted((f for f in files if f.mtime > ended), key=lambda f: f.mtime)
     before = ended
     for n, file in enumerate(newer):
@@ -396,9 +400,7 @@ def _find_trainer_file(newer: Sequence[Stat], files: Sequence[Stat]) -> str:
 def _find_old_parts(files: Sequence[Stat]) -> str:
     """Return, as text, which part of a model is newer than the trainer's arguments and other parts.
 
-    Empty if none is.
-
-    Those arguments end a save of the final model.
+    Empty if none is.  Those arguments end a save of the final model.
     """
     ended = next((f.mtime for f in files if f.path == _ARGUMENTS), None)
     later = _written_after(files, ended, SAME_MOMENT) if ended is not None else ()
@@ -439,9 +441,7 @@ def _find_uneven_shards(files: Iterable[Stat], rest_time: float) -> str:
 
 
 def _find_old_random_state(files: Iterable[Stat], rest_time: float) -> str:
-    """Return, as text, which random state is much older than all states and weights.
-
-    Empty if none is.
+    """Return, as text, that a random state is much older than all states and weights; else empty.
 
     Its rank has not ended the new save.
     """
@@ -455,7 +455,7 @@ def _find_old_random_state(files: Iterable[Stat], rest_time: float) -> str:
 
 
 def _find_late_shard(files: Sequence[Stat]) -> str:
-    """Return, in words, which shard was written after a rank's random state; empty if none was.
+    """Return, as text, which shard was written after a rank's random state; empty if none was.
 
     Only ranks with shards count: none of them writes its random state before all shards are there.
     """
@@ -478,7 +478,7 @@ def _sharded_ranks(files: Iterable[Stat]) -> set[int | None]:
 
 
 def _is_shard(path: str) -> bool:
-    """Return whether ranks write such files side by side."""
+    """Return whether the layouts know this file as a shard: ranks write those side by side."""
     kind = file_names.file_kind(path)
     return kind is not None and kind.is_shard
 
@@ -489,9 +489,7 @@ def _is_of_states(path: str) -> bool:
 
 
 def _find_old_metadata(files: Sequence[Stat]) -> str:
-    """Return, as text, which shard was written long after the ``.metadata`` beside it.
-
-    Empty if none was.
+    """Return, as text, which shard was written long after the ``.metadata`` beside it; else empty.
 
     torch replaces it when all shards are there.
     """
@@ -509,5 +507,8 @@ def _find_old_metadata(files: Sequence[Stat]) -> str:
 
 
 def _is_gap(before: int, file: Stat, least: float) -> bool:
-    """Return whether the pause between two files is longer than writing the later one takes."""
+    """Return whether a file is newer than ``before`` (ns) by more than ``least`` seconds.
+
+    The time that writing it takes, at `SLOW` bytes a second, is added to ``least``.
+    """
     return file.mtime - before > (least + file.size / SLOW) * _S

@@ -159,7 +159,9 @@ def send_save(
 ) -> Sent:
     """Store a save's files and then its manifest, and move it if it belongs in another location.
 
-    ``pin_notes`` and ``read_files``, and errors: see `draft_manifest` and `upload`.
+    Return what was sent, with the final location.  ``pin_notes``: the save's times and id.  What is
+    read is added to ``read_files``, for a later try.  Raises Changed, Incomplete, Corrupt (a name
+    that cannot be stored), Unsupported, StoreError.
     """
     lost_manifests = context.view.run_records.lost_of(context.node, local_save.checkpoint)
     spool = context.output_dir / SPOOL if context.output_dir else None
@@ -262,7 +264,7 @@ def upload(
 
 
 def _check_recordable(draft: Manifest) -> None:
-    """Raise Unsupported or StoreError for what a manifest cannot say, before a file is sent."""
+    """Raise Unsupported for an mtime before 1677 or after 2262, or if the manifest is too long."""
     for file in draft.files:
         if not -(2**63) <= file.mtime < 2**63:
             raise Unsupported(
@@ -277,12 +279,10 @@ def _check_recordable(draft: Manifest) -> None:
 class FileSender:
     """Sends the files of one upload.
 
-    ``files``: the files here.  ``read_entries``: entries of files that have been read, by path;
-    shared with the caller, for a later try, added to the
-    ``read_entries`` that it was made with.  ``stored_entries``: entries of what it has stored, by
-    name in the
-    store.  ``overwrote_orphan``: it has replaced a file that no manifest names.
-    ``source_manifests``: manifests of stored files from which it reads what is not here any more.
+    ``files``: the files here.  ``read_entries``: entries of files that have been read, by path; the
+    caller's own dict, which is added to, for a later try.  ``stored_entries``: entries of what it
+    has stored, by name in the store.  ``overwrote_orphan``: it has replaced a file that no manifest
+    names.  ``source_manifests``: of stored files, from which it reads what is not here any more.
     """
 
     def __init__(
@@ -314,8 +314,9 @@ class FileSender:
         """Announce in the store, until the block ends, that this node is sending.
 
         The announcement is renewed every minute, between chunks.  Without it, other nodes would
-        take files that no manifest names yet for orphans.  Raises StoreError if the first
-        announcement cannot be written; one that cannot be ended is ignored.
+        take files that no manifest names yet for orphans.  Raises StoreError if the announcement
+        cannot be written, and in the thread of a chunk if it cannot be renewed; one that cannot be
+        ended is ignored.
         """
         context, before, last = self.context, self.pool.after_chunk, 0.0
         name = sending_prefix(context.run, context.checkpoint) + context.node
@@ -327,7 +328,7 @@ class FileSender:
             last = time.monotonic()
 
         def renew(count: int) -> None:
-            """Write the announcement again if the last one is a minute old."""
+            """Write the announcement again if the last one is a minute old; count the chunk."""
             if time.monotonic() - last > ANNOUNCE_EVERY:
                 write(b"sending\n")
             before(count)
@@ -366,7 +367,7 @@ class FileSender:
             return entry
 
         def put_file(file: Unsent) -> FileEntry:
-            """Store a file under its plain name, or else under the node's; return its entry."""
+            """Store under the plain name, or the node's if that holds others; return the entry."""
             plain = file_name(draft.run, draft.location, file.entry.path)
             name = checked_own(plain, own_prefixes(draft.run, draft.location))
             has_plain_name = file.plain != "other" and (
@@ -389,9 +390,11 @@ class FileSender:
     def commit(
         self, part: Manifest, entries: Sequence[FileEntry], manifests: Sequence[StoredManifest]
     ) -> Sent:
-        """Write the manifest of the files that were sent; return what was sent.
+        """Write the manifest of ``entries``; return how many files and bytes this sender stored.
 
-        Raises Changed or Incomplete, and writes nothing, if a file has changed since the scan.
+        It supersedes lost manifests of its location (unless an orphan was overwritten) and those
+        that it leaves behind.  Raises Changed or Incomplete, and writes nothing, if a file has
+        changed since the scan; StoreError.
         """
         check_unchanged(self.files)
         prefix = records_prefix(part.run, part.location)
@@ -409,7 +412,8 @@ class FileSender:
     def _put_plain(self, draft: Manifest, file: FileEntry, name: str) -> bool:
         """Store a file under its plain name; return whether the name has its bytes now.
 
-        An orphan of other bytes under that name is replaced.  Raises as `send`.
+        If the name exists, the file is read, and so is the stored one if the store cannot tell
+        whether they are the same.  An orphan of other bytes is replaced.  Raises as `send`.
         """
         source, store = self._source(file), self.context.store
         try:
@@ -430,7 +434,8 @@ class FileSender:
     ) -> bool:
         """Replace an orphaned file; return False if another node is sending, or has named it.
 
-        If it was replaced, sets ``overwrote_orphan`` and records its digest in ``stored_entries``.
+        The records are read before, and again before the new bytes get the name.  If it was
+        replaced, sets ``overwrote_orphan`` and records its digest in ``stored_entries``.
         """
         file = source.entry
 
@@ -460,7 +465,8 @@ class FileSender:
     def put_under_own_name(self, draft: Manifest, file: FileEntry) -> FileEntry:
         """Store a file under this node's own name; return its entry, which says so.
 
-        Sends nothing if the name has the file's bytes already.  What it sends is in ``done``.
+        Sends nothing if the name has the file's bytes already, which reads the stored file; other
+        bytes are overwritten.  What it sends is added to ``stored_entries``.
         """
         own_name = node_file_name(draft.run, draft.location, draft.node, file.path)
         name = checked_own(own_name, own_prefixes(draft.run, draft.location))
@@ -482,7 +488,8 @@ class FileSender:
     def _source(self, file: FileEntry) -> UploadSource | StoreSource:
         """Return where a file's bytes are read: on this node, else in the store under another name.
 
-        Raises Incomplete if neither has them any more.
+        Reads a whole file to compare it if its time differs, or if it is the store's.  Raises
+        Incomplete if neither has the bytes any more.
         """
         file = self.read_entries.get(file.path, file)
         local_file = self.files.by_path.get(file.path)
@@ -560,7 +567,8 @@ def _move_save(
 ) -> None:
     """Store at ``home`` what a node has in another location, and write a manifest there.
 
-    Nothing is deleted.  Raises as `FileSender.send`.
+    Nothing is deleted.  The manifest is of this ``node``, and sets ``sender.source_manifests``.
+    Raises as `FileSender.send`.
     """
     own_manifests, manifests_at_home = (
         _own_manifests(node, location, manifests),
@@ -602,7 +610,7 @@ def _store_beside(
     sender.source_manifests = manifests_here
 
     def is_well(file: FileEntry) -> bool:
-        """Return whether a file's name is not doubtful, or holds the file's bytes."""
+        """Return whether a file's name is not doubtful, or, read, holds the file's bytes."""
         name = manifest.stored_name(file)
         return name not in names or (
             digests[name] == file.digest

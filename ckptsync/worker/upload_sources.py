@@ -148,14 +148,14 @@ class Transfer:
         self._sent: dict[str, int] = {}
 
     def restart(self, total: int, unsent: int) -> None:
-        """Begin to count anew: ``unsent`` of ``total`` bytes are to be sent."""
+        """Begin to count anew: of ``total`` bytes, all but ``unsent`` count as done."""
         with self._lock:
             self._sources = {}
             self.total, self._ended = total, total - unsent
 
     @contextmanager
     def of(self, source: UploadSource | StoreSource) -> Iterator[None]:
-        """Count the bytes of a file during the block, as the store sends them."""
+        """Count a file's bytes as the store sends them in the block; they count until `end`."""
         path = source.entry.path
 
         def count(count_sent: int) -> None:

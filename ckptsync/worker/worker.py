@@ -193,9 +193,10 @@ class Worker:
         return not any(save.is_due for save in self.saves.states())
 
     def scan(self, now: float) -> Scan:
-        """Pin the files that have appeared, judge each save, and return the scan.
+        """Pin the files that have appeared, judge each save, and return the scan with ``notes``.
 
-        ``now``: seconds on any clock that only grows.
+        ``now``: seconds on any clock that only grows.  If the wall clock was set since the last
+        scan, its offset is measured again before the next upload.
         """
         self._clock.notice(now)
         scan = self._scanner.scan(now)
@@ -260,10 +261,11 @@ class Worker:
         )
 
     def running(self, offset: float) -> list[Progress]:
-        """Return the progress of each save that is here and that the store does not have yet.
+        """Return the progress of saves that the store does not have yet, and of repairs.
 
-        ``offset``: seconds from the scans' clock to the epoch's.  The first time of each failure is
-        remembered for the next call.  Any thread may call it.
+        Failures of a checkpoint are among them, with the time at which a call first saw each, which
+        is remembered; failures of the whole run are not.  ``offset``: seconds from the scans' clock
+        to the epoch's.  Any thread may call it.
         """
         scan = self._scanner.last
         failures = (*(scan.failures if scan else ()), *self._failures)
@@ -293,8 +295,8 @@ class Worker:
     def _running(self, scanned: ScannedSave, offset: float) -> Progress | None:
         """Return the progress of a scanned save.
 
-        None if the store has it, if it is not to be stored, or if it may become the final model of
-        a training that goes on.
+        None if the store has it, if it is not to be stored (`refused` without a failure), if it has
+        finished and no plan has seen it, or if its training may go on after this final model.
         """
         save, verdict = self.saves.get(scanned.key), scanned.verdict
         is_unplanned = save is None or (save.state in ("seen", "waiting") and not save.is_due)
@@ -355,10 +357,11 @@ class Worker:
     # What is decided in the plan's thread.
 
     def _plan_uploads(self, scanned_saves: Sequence[ScannedSave], *, is_ready: bool) -> None:
-        """Decide what is done with each save, and queue those that are to be uploaded.
+        """Replace the last plan's jobs: record what each save waits for, and queue the due ones.
 
-        ``is_ready``: the store's records have just been read; otherwise all saves wait.  A save
-        that a queue's thread is sending is left to that thread.
+        ``is_ready``: the store's records have just been read; otherwise nothing is queued, and due
+        saves are postponed.  A save that a queue's thread is sending is left to that thread, and
+        other saves of its name wait.  Superseded saves are dropped, and lost ones noted.
         """
         jobs = self.queues.withdraw(self)
         in_hand, names = {job.save for job in jobs}, {job.name for job in jobs}
@@ -394,7 +397,7 @@ class Worker:
         self.queues.post(self, [self._upload_job(scanned) for scanned in ordered])
 
     def _pending_save(self, scanned: ScannedSave, *, is_in_hand: bool) -> PendingSave[ScannedSave]:
-        """Return a save with its age and time, by which `queue.order_saves` orders it."""
+        """Return a save with what `queue.order_saves` goes by; it is begun if it is in hand."""
         local_save = scanned.local_save
         written = max((s.mtime for s in local_save.files.stats), default=0)
         age = (scanned.first, local_save.checkpoint_dir.step or 0, local_save.k)
@@ -410,10 +413,11 @@ class Worker:
     def _finish_or_wait(self, scanned: ScannedSave, *, is_free: bool) -> UploadProgress | None:
         """Return why a save is not uploaded now, or None if it is to be queued.
 
-        A lost save's pin is deleted, and the loss noted.  A stored save that must move within the
-        store is queued, too.  ``is_free``: the records were read, and no save of this name is being
-        sent; otherwise nothing is changed.  Raises the error of a location whose records cannot be
-        read.
+        A save waits until it is finished and its pin has an owner.  A stored save's pin is marked,
+        and its missing configuration sent; if it must move within the store, it is queued.  A lost
+        save's pin is deleted, and the loss noted.  ``is_free``: the records were read, and no save
+        of this name is being sent; otherwise nothing is changed.  Raises the error of a location
+        whose records cannot be read, and errors of sending.
         """
         local_save, done_reason = scanned.local_save, self._view.why_done(scanned.local_save)
         if not is_free:
@@ -446,7 +450,8 @@ class Worker:
     ) -> UploadProgress | None:
         """Send a stored save's configuration if the store has none; return the save's progress.
 
-        Return None if the save, or some of its files, must move within the store.
+        Return None, and send nothing, if the save, or some of its files, must move within the
+        store.  While it is not proven yet that the save must move, it counts as stored.
         """
         local_save, node, location = scanned.local_save, self._options.node, own_manifest.location
         stored = _done_progress(local_save, self._view.done_by(own_manifest))
@@ -506,10 +511,11 @@ class Worker:
         *,
         is_ready: bool,
     ) -> None:
-        """Mark saves as lost that were due, and whose files are gone without being stored.
+        """Mark due saves whose files are gone without being stored as lost; note each once.
 
-        Note each once.  ``removed``: due saves that the last scan did not see.  One that is being
-        sent waits for its end.
+        A save that the store has, or whose name the scan saw with another pin, is forgotten without
+        a note.  ``removed``: due saves that the last scan did not see.  One that is being sent
+        waits for its end, and unless ``is_ready`` all wait whose names the scan did not see.
         """
         names_here = {scanned.key[:2] for scanned in scanned_saves}
         why = "its files were removed before all of them were stored"
@@ -533,8 +539,8 @@ class Worker:
     def _carry_out(self, scanned: ScannedSave, capacity: QueueCapacity) -> None:
         """Upload a save, and record the outcome, or the error, in the table.
 
-        A save that was sent is also remembered for `take_sent`.  It is postponed if a newer one has
-        finished since the plan and newer saves go first.
+        A save that was sent is also remembered for `take_sent`.  With ``order`` newest it is
+        postponed, and not sent, if another save has finished that no plan has seen.
         """
         if self._options.order == "newest" and any(
             newer.verdict.finished and self.saves.get(newer.key) is None
@@ -554,9 +560,11 @@ class Worker:
     def _upload(self, scanned: ScannedSave, capacity: QueueCapacity) -> UploadProgress:
         """Upload a save, or move it if it is stored; return its progress.
 
-        It waits instead if it has changed since the plan.  Its pin is replaced by reflinks, gets
-        the times of sending, and is marked as stored.  Raises Incomplete if the save changes
-        meanwhile.
+        Phase ``waiting``, and nothing is sent, if it has changed since the plan.  If a manifest
+        already has all of it, only its digests are remembered.  The pin's links become reflinks,
+        and it gets the time of sending and the stored mark.  Measures the clock if that is due.
+        Raises Changed if bytes are others by now, and forgets what was read; Incomplete, Corrupt,
+        Unsupported, StoreError.
         """
         stored = self._view.why_done(scanned.local_save)
         if stored is not None and stored.phase == "stored" and stored.manifest is not None:
@@ -640,8 +648,8 @@ class Worker:
 def harden_save(local_save: LocalSave) -> LocalSave:
     """Replace the hard links of a save's pin by reflinks if possible.
 
-    Return the save with new stats.  Raises Incomplete unless the pin still holds the files of the
-    scan.
+    Return the save with new stats, or as it is without a pin.  Raises Incomplete unless the pin
+    still holds the files of the scan, by size and mtime.
     """
     if local_save.pin is None:
         return local_save
@@ -665,7 +673,7 @@ def _versions(files: Mapping[str, LocalFile]) -> dict[str, tuple[int, int]]:
 
 
 def _mark_stored(local_save: LocalSave, progress: UploadProgress) -> None:
-    """Mark the save's pin as stored if the store has it: a hook may wait for that."""
+    """Mark the save's pin, if any, as stored if the store has it, for hooks; ignore errors."""
     if (
         local_save.pin is not None
         and progress.location
@@ -676,7 +684,7 @@ def _mark_stored(local_save: LocalSave, progress: UploadProgress) -> None:
 
 
 def _waiting_progress(scanned: ScannedSave) -> UploadProgress | None:
-    """Return what an unfinished save waits for; None for a finished one."""
+    """Return what an unfinished save waits for, perhaps ``not-final``; None for a finished one."""
     if scanned.verdict.finished:
         return None
     is_unended = scanned.observation is not None and scanned.observation.unended is not None
