@@ -246,9 +246,10 @@ def _publish(
     this node's, which are among them.  Else compare with those that published lately, if
     ``compares``.  An error of either is a failure.
     """
-    name, nodes = published_facts.launch_name(request.node), diagnosis.nodes
+    name, nodes = "", diagnosis.nodes
     findings, why = diagnosis.findings, "other nodes cannot be compared with this one"
     try:
+        name = published_facts.launch_name(request.node)
         if request.wait:
             arrived = published_facts.meet(store, own_facts, request.nnodes, request.wait, progress)
             nodes, findings = names(arrived.nodes), _compare_launch(arrived, request.wait)

@@ -184,7 +184,7 @@ def _read_timeout(value: object) -> float:
     """Return a duration in seconds; raise ValueError if it is 0 or longer than 7 days."""
     seconds = parse_duration(str(value))
     if not 0 < seconds <= LONGEST or not math.isfinite(seconds):
-        raise ValueError(f"{value!r:.80} is not between 1s and 7d")
+        raise ValueError(f"{value!r:.80} is not above 0 and at most 7d")
     return seconds
 
 

@@ -448,14 +448,17 @@ class TopFiles:
         try:
             with os.scandir(root) as entries:
                 files = [entry for entry in entries if entry.is_file(follow_symlinks=follows_links)]
+            self._paths = {
+                file.name: os.path.realpath(file.path) if follows_links else file.path
+                for file in files
+            }
+            self.stamps = {
+                name: _stamp(os.lstat(path)) for name, path in sorted(self._paths.items())
+            }
         except OSError as e:
             hint = "a directory with config.json and tokenizer files is expected"
             raise ConfigError(f"{root}: {(e.strerror or str(e)).lower()}", hint=hint) from e
-        self._paths = {
-            file.name: os.path.realpath(file.path) if follows_links else file.path for file in files
-        }
         self.root = root
-        self.stamps = {name: _stamp(os.lstat(path)) for name, path in sorted(self._paths.items())}
         self._sizes = {name: size for name, (size, _, _) in self.stamps.items()}
 
     def sizes(self) -> Mapping[str, int]:
@@ -468,10 +471,10 @@ class TopFiles:
         )
 
     def _current_stamp(self, name: str) -> Stamp | None:
-        """Return a file's size, time and inode now, or None if it is gone."""
+        """Return a file's size, time and inode now; None if it is gone or access is denied."""
         try:
             return _stamp(os.lstat(self._paths[name]))
-        except FileNotFoundError:
+        except OSError:
             return None
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
