@@ -247,10 +247,10 @@ def _find_jumps(
     least_norm = sqrt(_SHARE) * hypot(*(tensor.norm for tensor in own.tensors.values()))
     moves: dict[str, float] = {}
     for name, tensor in own.tensors.items():
-        if not (tensor.is_matrix or tensor.norm >= least_norm):
+        if name not in earlier[0].tensors or not (tensor.is_matrix or tensor.norm >= least_norm):
             continue
         norms = [(m.step, m.tensors[name].norm) for m in (own, *earlier) if name in m.tensors]
-        if len(norms) > 1 and all(norm for _, norm in norms):
+        if all(norm for _, norm in norms):
             move = abs(log(norms[0][1]) - log(norms[1][1]))
             if move > _usual_move(name, norms, factor):
                 moves[name] = move
