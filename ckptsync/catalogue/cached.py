@@ -111,7 +111,11 @@ class Cache:
 
     @classmethod
     def load(cls, url: str) -> Cache:
-        """Return the saved cache of a store; an empty one if none is saved, or it is damaged."""
+        """Return the saved cache of a store, with its file open until the cache is garbage.
+
+        It is empty, without an error, if the file is missing, damaged, a link, or of another
+        version. Only the index is read now; `run` reads each run.
+        """
         try:
             descriptor = os.open(cache_path(url), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except (OSError, RuntimeError):
@@ -132,7 +136,10 @@ class Cache:
         return cache
 
     def run(self, name: str) -> CachedRun:
-        """Return what was read of a run before, or a new empty `CachedRun`, which is added."""
+        """Return the `CachedRun` of a run in ``runs``; a new empty one is added if there is none.
+
+        A run of the saved file is read and decoded at its first use; a damaged one counts as new.
+        """
         if place := self._saved.pop(name, None):
             with contextlib.suppress(OSError, *_UNDECODABLE):
                 body = os.pread(self._descriptor, place.size, place.start)
@@ -142,9 +149,10 @@ class Cache:
         return self.runs.setdefault(name, CachedRun())
 
     def save(self, url: str) -> None:
-        """Write the cache of a store to its file, if it holds anything new.
+        """Write all runs to the store's file, by a rename, if ``is_new``; then clear ``is_new``.
 
-        A full disk, or a home that cannot be written, is no error.
+        Saved runs are decoded first. If the disk is full, or the user's home is missing or
+        read-only, no file is written, ``is_new`` stays, and nothing is raised or logged.
         """
         if not self.is_new:
             return
@@ -173,7 +181,7 @@ class Cache:
                 draft.unlink()
 
     def unpack(self) -> None:
-        """Decode all saved runs into ``runs``."""
+        """Read and decode into ``runs`` all runs of the saved file that are not decoded yet."""
         for name in [*self._saved]:
             self.run(name)
 
@@ -186,7 +194,7 @@ class Cache:
 
 
 def _share_values(run: CachedRun) -> None:
-    """Replace equal values of a run's summaries by one object: a third of their memory."""
+    """Replace equal values of a run's frozen summaries by one object: a third of their memory."""
     values: dict[object, object] = {}
     for checkpoint in run.checkpoints.values():
         for summary in checkpoint.summaries:
@@ -232,10 +240,10 @@ _RUN = msgspec.msgpack.Decoder(CachedRun)
 
 
 def cache_path(url: str) -> Path:
-    """Return the path of a store's cache.
+    """Return the path of a store's cache file, which need not exist.
 
-    It is below ``CACHE_DIRECTORY`` (as systemd sets it), ``XDG_CACHE_HOME``, or ``~/.cache``. Raise
-    RuntimeError for a user whom the system does not know and who has no ``HOME``.
+    It is below the first of ``CACHE_DIRECTORY`` (as systemd sets it), ``XDG_CACHE_HOME`` and
+    ``~/.cache`` that is set. Raise RuntimeError if neither variable is, and the user has no home.
     """
     systemd_dir = os.environ.get("CACHE_DIRECTORY", "").partition(":")[0]
     base = (
@@ -265,10 +273,11 @@ def read_catalogue(
 ) -> Catalogue:
     """Return the catalogue of ``run``, or of the whole store if it is empty.
 
-    What is read is added to ``cache``, also before an error, so that the next call continues.
-    Raise StoreError; a record that cannot be read is a `Fault`.  ``now``: seconds on the store's
-    clock (default: this machine's), by which a node that no longer announces its upload has
-    stopped.
+    All records are listed; changed checkpoints are read, in threads unless the store is a local
+    disk. What is read is added to ``cache``, also before an error, so that the next call continues.
+    Reading the whole store removes runs from it that are gone. The caller saves it. Raise
+    StoreError; a record that cannot be read is a `Fault`. ``now``: seconds on the store's clock
+    (default: this machine's), by which a node that no longer announces its upload has stopped.
     """
     cache = cache or Cache()
     runs = [run] if run else sorted(name for name in store.dirs("") if name != RECORDS)
@@ -299,9 +308,9 @@ def read_catalogue(
 def _list_store(
     store: Store, runs: Sequence[str], cache: Cache, pool: Executor, now: float
 ) -> _Listing:
-    """List the records of runs; remove checkpoints that are gone from ``cache``.
+    """List the records of runs, and find the checkpoints to read; raise StoreError.
 
-    Raise StoreError.
+    In ``cache``, a changed run loses its key and its deleted checkpoints. ``now``: see `senders`.
     """
     listing = _Listing()
     for run, entries in _list_runs(store, runs, cache, pool):
@@ -320,8 +329,9 @@ def _renew_changed(
 ) -> tuple[dict[Name, Checkpoint], list[Fault]]:
     """Read the changed checkpoints into ``cache``; return those that it may not hold, and faults.
 
-    Sets ``cache.is_new`` if a checkpoint differs from the cached one. Raise StoreError; what was
-    read before it stays in the cache.
+    Sets ``cache.is_new`` if a checkpoint differs from the cached one. One that a node is sending is
+    read even if its records did not change. Raise StoreError; what was read before it stays in the
+    cache.
     """
 
     def renew(name: Name) -> tuple[Checkpoint, tuple[Fault, ...], bool]:
@@ -347,7 +357,10 @@ def _renew_changed(
 def _mark_uploading(
     summaries: Sequence[Summary], sending: Mapping[Name, Mapping[str, float]]
 ) -> list[Summary]:
-    """Return the summaries, explained; incomplete ones that a node is sending are UPLOADING."""
+    """Return the summaries in their order, INCOMPLETE ones with what they lack (`explain_missing`).
+
+    Those that a node is sending become UPLOADING, with the nodes in ``uploading``.
+    """
     return [
         replace(s, status="UPLOADING", uploading=tuple(sorted(sending[s.run, s.checkpoint])))
         if s.status == "INCOMPLETE" and (s.run, s.checkpoint) in sending
@@ -362,7 +375,7 @@ def _summarize_begun_uploads(
     summaries: Iterable[Summary],
     faults: Iterable[Fault],
 ) -> tuple[Summary, ...]:
-    """Return the checkpoints that nodes are sending and that have no manifest or fault yet.
+    """Return a summary of each checkpoint that nodes send and that has no summary and no fault.
 
     Lists the files of each. Raise StoreError.
     """
@@ -375,7 +388,10 @@ def _summarize_begun_uploads(
 
 
 def _is_on_local_disk(store: Store) -> bool:
-    """Return whether a store is a local directory: threads do not make listings of it faster."""
+    """Return whether a store is a directory that is not mounted from a server.
+
+    Threads do not make its listing faster.
+    """
     directory = directory_of(store)
     return directory is not None and not mount_of(directory).is_remote
 
@@ -385,7 +401,9 @@ def _list_runs(
 ) -> Iterator[tuple[str, list[Entry]]]:
     """Yield each run with the entries below its records, in the order of ``runs``.
 
-    Several runs are listed at once, a long one in slices; its next cuts are noted in ``cache``.
+    At most about `2 * AT_ONCE` runs are listed ahead in ``pool``, a long one in slices. The cuts of
+    each run's next listing are noted in ``cache``; a run without entries keeps its own. Raise
+    StoreError.
     """
     pending: deque[tuple[str, list[Future[list[Entry]]]]] = deque()
 
@@ -411,9 +429,9 @@ def _list_changed(
 ) -> dict[Name, list[Entry]]:
     """Return the checkpoints of a run that must be read, or listed, with their records.
 
-    ``key``: of the run's records now. If it is that of the cache, only checkpoints that wait for
-    files are returned. Else the run in ``cache`` loses its key until `_finish_run`, and checkpoints
-    that are gone are removed from it.
+    ``key``: of the run's records now. If it is that of the cache, and none is being sent, only
+    checkpoints that wait for files are returned. Otherwise also new and changed ones and those in
+    ``sending``; the cached run loses its key until `_finish_run`, and its deleted checkpoints.
     """
     cached = cache.run(run)
     if key and key == cached.key and not any((run, name) in sending for name in cached.checkpoints):
@@ -437,9 +455,10 @@ def _list_changed(
 def _finish_run(
     cache: Cache, run: str, key: str, unreadable: Mapping[str, Checkpoint]
 ) -> Iterable[Checkpoint]:
-    """Mark a run as cached under ``key``; return its checkpoints in reading order.
+    """Return a run's checkpoints in reading order, and sort them so in the cache under ``key``.
 
-    ``unreadable``: checkpoints that may not be cached; then the run is not marked.
+    If there are ``unreadable`` ones, which may not be cached, they are returned as well; the cached
+    run then has no key, so it is examined again. Sets ``cache.is_new`` if anything was sorted.
     """
     cached = cache.run(run)
     if cached.key != key or unreadable:
@@ -455,7 +474,10 @@ def _finish_run(
 
 
 def group_by_checkpoint(run: str, entries: Iterable[Entry]) -> dict[Name, list[Entry]]:
-    """Return the entries below a run's records by checkpoint, without announcements of uploads."""
+    """Return the entries below a run's records by checkpoint, without announcements of uploads.
+
+    All ``entries`` must be of ``run``; all locations of a checkpoint's name are one group.
+    """
     groups: dict[Name, list[Entry]] = {}
     start = len(f"{run}/{RECORDS}/")
     for entry in entries:
@@ -477,8 +499,8 @@ def _renew_checkpoint(
     """Return a checkpoint as it is now, its faults, and whether it may be cached.
 
     It is ``old`` itself if neither its records (``entries``) nor the files that it waits for have
-    changed. It may not be cached if a record could not be read, or was deleted meanwhile. Raise
-    StoreError.
+    changed. Otherwise its records are read, and the files of its unfinished locations listed. It
+    may not be cached if a record could not be read, or was deleted meanwhile. Raise StoreError.
     """
     key = listing_key(entries)
     if (
@@ -510,7 +532,10 @@ def _renew_checkpoint(
 
 
 def awaits_files(state: LocationState) -> bool:
-    """Return whether files of a location can arrive, or be repaired, without a new record."""
+    """Return whether files of a location can arrive, or be repaired, without a new record.
+
+    They can if it is DAMAGED, or if a file that its records name is not listed with its size.
+    """
     return state.status == "DAMAGED" or any(
         state.sizes.get(name) != size for name, size in state.named_files().items()
     )
@@ -519,9 +544,10 @@ def awaits_files(state: LocationState) -> bool:
 def _split_by_finished(
     records: Mapping[str, Record], hidden: Collection[tuple[str, str]]
 ) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Return the sizes of finished locations' files, by their records; and the others' prefixes.
+    """Return the files of finished locations (name → bytes), and the prefixes of the others.
 
-    Finished locations (`UNLISTED`) are not listed; the files of all others must be.
+    A location is finished if its status is in `UNLISTED` once all files that its records name are
+    taken as present. Only the files below the returned prefixes must be listed.
     """
     unlisted = list_locations(records, {}, hidden)
     likely_finished = [
@@ -538,13 +564,13 @@ def _split_by_finished(
 
 
 def _prefixes(state: LocationState) -> Iterator[str]:
-    """Yield where the files of a location lie, and those of its model if it has a record."""
+    """Yield the prefix of a location's own files, then its model's if a model record counts."""
     yield f"{state.run}/{state.location}/"
     if state.model_record:
         yield consolidated_prefix(state.run, state.location)
 
 
 def _list_files(store: Store, prefixes: Iterable[str]) -> Iterator[Entry]:
-    """Yield all files below these prefixes; raise StoreError."""
+    """Yield all files below these prefixes, listing each when it is reached; raise StoreError."""
     for prefix in prefixes:
         yield from store.names(prefix)

@@ -327,7 +327,10 @@ class Summary:
 
     @property
     def percent(self) -> int | None:
-        """Return how much of a model's bytes are stored; None if unknown, or if no node uploads."""
+        """Return the stored share of a model's bytes, 0 to 100, rounded down.
+
+        None unless a node is uploading and the size is known.
+        """
         return 100 * self.present // self.demanded if self.uploading and self.demanded else None
 
     @property
@@ -339,7 +342,10 @@ class Summary:
 
     @property
     def supply_hint(self) -> str:
-        """Return how to supply what the consolidated model lacks; empty if it lacks nothing."""
+        """Return how to supply what the consolidated model lacks; empty if it lacks nothing.
+
+        An adapter's missing tokenizer is not mentioned beside its configuration.
+        """
         if not self.to_open:
             return ""
         is_adapter = "adapter_config.json" in self.to_open  # its base model has a tokenizer
@@ -368,7 +374,7 @@ class Catalogue:
 
     @property
     def shown(self) -> tuple[Summary, ...]:
-        """Return all that people are shown, by run and step."""
+        """Return ``summaries`` and ``begun`` together, by run and step."""
         if not self.begun:
             return self.summaries
         return tuple(
@@ -379,8 +385,8 @@ class Catalogue:
 def summarize(state: LocationState, mtimes: Mapping[str, float]) -> Summary:
     """Return the summary of a location.
 
-    ``mtimes``: store name → seconds on the store's clock, as far as they are known; unknown ones
-    count as 0.
+    ``mtimes``: store name → seconds on the store's clock; a missing one counts as 0. What `Summary`
+    says that others set (``missing_lines``, ``uploading``, ``unnamed``) is left empty.
     """
     conditions, records, model = state.conditions, state.records, state.model_record
     manifest_names = {k.name for k in state.manifests}
@@ -493,14 +499,17 @@ def _records_key(state: LocationState) -> str:
 
 
 def _lowest_numbered(records: Mapping[str, Tombstone], names: Iterable[str]) -> str:
-    """Return the name of the record with the lowest number; empty if there is none."""
+    """Return the name of the record with the lowest number, on a tie the first; "" for none."""
     return min(names, key=lambda name: (records[name].n, name), default="")
 
 
 def _collect_handled(
     records: Mapping[str, EventRecord], mtimes: Mapping[str, float]
 ) -> tuple[Handled, ...]:
-    """Return what was done about events, one value for each event and definition."""
+    """Return what was done about events, one value for each event and definition.
+
+    The error and time are those of the try with the highest number. They come by their first tries.
+    """
     tries: dict[tuple[str, str, str, str], list[tuple[EventRecord, float]]] = {}
     for name, record in sorted(records.items(), key=lambda item: (item[1].n, item[0])):
         key = record.name, record.event, record.of, record.definition
@@ -518,7 +527,7 @@ def _collect_handled(
 
 
 def _collect_metrics(records: Mapping[str, EventRecord]) -> tuple[tuple[str, float], ...]:
-    """Return the last value of each metric that events measured, by name."""
+    """Return each metric that events measured, by name, with its last value."""
     metrics: dict[str, float] = {}
     for _, record in sorted(records.items(), key=lambda item: (item[1].n, item[0])):
         metrics |= record.metrics
@@ -526,17 +535,17 @@ def _collect_metrics(records: Mapping[str, EventRecord]) -> tuple[tuple[str, flo
 
 
 def names_key(names: Iterable[str]) -> str:
-    """Return a digest of names in any order."""
+    """Return 16 hex digits of the digest of names in any order; of no names, too."""
     return digest("\n".join(sorted(names)).encode())[:16]
 
 
 def summarize_begun(
     run: str, checkpoint: str, nodes: Mapping[str, float], entries: Iterable[Entry]
 ) -> Summary:
-    """Return the summary of a checkpoint that nodes upload and that has no manifest yet.
+    """Return an UPLOADING summary of a checkpoint that nodes upload and that has no manifest yet.
 
-    ``nodes``: id → when that node last announced its upload. ``entries``: the files that are in the
-    store already.
+    ``nodes``: id → seconds when that node last announced its upload. ``entries``: the files that
+    are in the store already. All its times are that of the newest file or announcement.
     """
     files = list(entries)
     last = max([*nodes.values(), *(e.mtime for e in files)])
@@ -557,9 +566,9 @@ def summarize_begun(
 
 
 def _count_demanded(state: LocationState) -> tuple[int, int]:
-    """Return the bytes that a location's model needs, and those stored.
+    """Return the bytes that a location's model needs, and how many of those are stored.
 
-    Both are 0 if a size is unknown.
+    Both are 0 if a size is unknown. A stored file counts up to its expected size.
     """
     demanded = present = 0
     for path, size in state.demands.model.items():
@@ -576,8 +585,9 @@ def _count_demanded(state: LocationState) -> tuple[int, int]:
 def find_gaps(state: LocationState) -> tuple[Gap, ...]:
     """Return what a location lacks: files that no node sent, by rank; then vanished files, by node.
 
-    A file that a sibling has is not missing. A rank of which no file has come has a gap too, of 0
-    files if no metadata names its files.
+    Vanished files are not listed in the size that a manifest says. A demanded file that a sibling
+    has is not missing. If any rank is known, each other rank below the world size has a gap too, of
+    0 files if no metadata names its files.
     """
     sibling_paths = {path for sibling in state.siblings.values() for path in sibling}
     demanded = {**state.demands.resume, **state.demands.model}.keys()
@@ -606,7 +616,8 @@ def find_gaps(state: LocationState) -> tuple[Gap, ...]:
 def last_models(summaries: Iterable[Summary]) -> frozenset[str]:
     """Return the locations of a run that hold the training's last model, no step to resume from.
 
-    Under DeepSpeed the tag that the last model was made from is one, too.
+    They are those of family `final`; also `deepspeed` tags, from which the last model was made, if
+    the run has checkpoints of the Trainer or of Accelerate.
     """
     families = {s.location: family_of(s.checkpoint) for s in summaries}
     has_tags = {"trainer", "accelerate"} & set(families.values())
@@ -615,12 +626,12 @@ def last_models(summaries: Iterable[Summary]) -> frozenset[str]:
 
 
 def by_age(locations: Iterable[Summary]) -> tuple[Summary, ...]:
-    """Return the locations of a run, the oldest first."""
+    """Return the locations of a run, the oldest first by `oldest_first` of their dates."""
     return oldest_first(locations, lambda s: s.dates)
 
 
 def times_written(ordered: Sequence[Summary]) -> dict[str, float]:
-    """Return when each location was written, by name; never before an older location.
+    """Return location → when it was written (``ended``), or when an older one was if that is later.
 
     ``ordered``: locations of a run, the oldest first.
     """
@@ -629,13 +640,13 @@ def times_written(ordered: Sequence[Summary]) -> dict[str, float]:
 
 
 def cut(lines: Sequence[str]) -> tuple[str, ...]:
-    """Return at most `LINES` lines, then one that counts the others."""
+    """Return the first `LINES` lines, and if there are more, one that counts the others."""
     more = len(lines) - LINES
     return tuple(lines) if more <= 0 else (*lines[:LINES], f"and {more} more")
 
 
 def show_ranks(ranks: Iterable[int]) -> str:
-    """Return ranks as ``0-3,7``."""
+    """Return ranks, in any order, as ``0-3,7``; empty for none."""
     spans: list[list[int]] = []
     for number in sorted(ranks):
         if spans and spans[-1][1] == number - 1:
@@ -655,9 +666,10 @@ _AGAIN = {"model": "made again", "record": "written again", "file": "uploaded ag
 
 
 def _list_damage(state: LocationState, mtimes: Mapping[str, float]) -> dict[str, DamagedFile]:
-    """Return a line for each finding of unanswered reports, with its file.
+    """Return a line for each damage in unanswered reports → its file; other findings are left out.
 
-    Files that were written again since, and are not verified yet, come last.
+    Files written after the newest of these reports, which are not verified yet, come last.
+    ``mtimes``: store name → seconds on the store's clock.
     """
     reported = max((mtimes.get(name, 0.0) for name in state.conditions.proof.damage), default=0.0)
     owners = {copy.name: copy.nodes for copies in state.files.values() for copy in copies}
@@ -676,7 +688,10 @@ def _list_damage(state: LocationState, mtimes: Mapping[str, float]) -> dict[str,
 
 
 def damaged_part(name: str) -> Literal["model", "record", "file"]:
-    """Return what a damaged file is a part of; ``name`` is relative to the run."""
+    """Return what a damaged file is a part of; ``name`` is relative to the run.
+
+    A model record counts as `model`.
+    """
     record = parse_record_name(f"run/{name}")
     if name.startswith(f"{CONSOLIDATED}/") or (record is not None and record.kind == "model"):
         return "model"
@@ -691,15 +706,19 @@ _REPAIRED_BY = {
 
 
 def who_repairs(names: Iterable[str]) -> str:
-    """Return who repairs damaged files unasked, as text; ``names`` are relative to the run."""
+    """Return who repairs damaged files without a command, for people; "" without names.
+
+    ``names`` are relative to the run.
+    """
     parts = {damaged_part(name) for name in names}
     return "; ".join(action for part, action in _REPAIRED_BY.items() if part in parts)
 
 
 def _find_arrivals(state: LocationState, mtimes: Mapping[str, float]) -> dict[str, float]:
-    """Return when each manifest that counts was first in the store.
+    """Return the name of each manifest that counts → when it was first in the store; 0 if unknown.
 
-    A manifest that was written again, as a repair, arrived before the oldest record that names it.
+    It is the mtime of the manifest, or of the oldest model record or report that names it if that
+    is older: a repair writes a manifest again.
     """
     arrivals = {k.name: mtimes.get(k.name, 0.0) for k in state.manifests}
     records: list[tuple[str, Sequence[str]]] = []
@@ -752,7 +771,7 @@ def _summarize_proof(
 
 
 def _find_answered(reports: Mapping[str, Report], mtimes: Mapping[str, float]) -> tuple[str, float]:
-    """Return the last DAMAGED report, and when the first later report was written.
+    """Return the DAMAGED report of the highest number, and when the first later report was written.
 
     Called if all are answered; ("", 0) if no report says DAMAGED.
     """
@@ -765,7 +784,10 @@ def _find_answered(reports: Mapping[str, Report], mtimes: Mapping[str, float]) -
 
 
 def _lacks_to_open(model_record: ModelRecord) -> tuple[str, ...]:
-    """Return which of configuration and tokenizer (or other processor) a model does not have."""
+    """Return what a model lacks: its configuration's file name, `TOKENIZER`, both, or ().
+
+    Each adapter needs its own ``adapter_config.json``; any one tokenizer or processor is enough.
+    """
     names = {f.path for f in model_record.files}
     config = "adapter_config.json" if model_record.adapters else "config.json"
     has_config = all(join(folder, config) in names for folder in model_record.adapters or ("",))
@@ -775,9 +797,9 @@ def _lacks_to_open(model_record: ModelRecord) -> tuple[str, ...]:
 
 
 def explain_missing(summaries: Sequence[Summary]) -> tuple[Summary, ...]:
-    """Return the summaries; set ``missing_lines`` and ``awaited_nodes`` in the incomplete ones.
+    """Return the summaries; set ``missing_lines`` and ``awaited_nodes`` in the INCOMPLETE ones.
 
-    The node that had a rank in another checkpoint of the run should have its missing files.
+    The node that had a rank in the run's checkpoint nearest in time should have its missing files.
     """
     runs: dict[str, list[Summary]] = {}
     if incomplete := {summary.run for summary in summaries if summary.status == "INCOMPLETE"}:
@@ -793,10 +815,10 @@ def explain_missing(summaries: Sequence[Summary]) -> tuple[Summary, ...]:
 def _explain_lost(summary: Summary, run: Sequence[Summary]) -> Summary:
     """Return an incomplete location's summary with ``missing_lines`` and ``awaited_nodes``.
 
-    Missing files of a rank are awaited from the node that had the rank in the nearest checkpoint.
-    If no node is known so, all nodes of the nearest checkpoint that have sent nothing are awaited.
-    The summary is unchanged if no file is missing, or no layout is known. ``run``: the run's
-    summaries by arrival.
+    Missing files of a rank are awaited from the node that had the rank in the nearest checkpoint;
+    vanished files from the node that sent them. If no such owner is known, all nodes of the nearest
+    checkpoint that have sent nothing are awaited, too. The summary itself is returned if only
+    ``doubts`` keep it incomplete, or no layout is known. ``run``: the run's summaries by arrival.
     """
     if summary.doubts and summary.doubts == summary.evidence:
         return summary  # no node lacks a file
@@ -830,7 +852,10 @@ def _explain_lost(summary: Summary, run: Sequence[Summary]) -> Summary:
 def _find_owners(
     missing: Collection[int], summary: Summary, run: Sequence[Summary]
 ) -> Mapping[int, Owner]:
-    """Return who had each of these ranks, by the checkpoint nearest in time that has it."""
+    """Return rank → who had it, by the checkpoint nearest in time that has it; others are left out.
+
+    ``run``: see `_iterate_nearest`.
+    """
     owners: dict[int, Owner] = {}
     for nearby in _iterate_nearest(summary, run):
         if owners.keys() >= set(missing):
@@ -844,7 +869,7 @@ def _find_owners(
 def _iterate_nearest(summary: Summary, run: Sequence[Summary]) -> Iterator[Summary]:
     """Yield the other summaries that have ranks, the nearest in time first.
 
-    ``run`` is ordered by arrival.
+    ``run`` is ordered by arrival and includes ``summary``.
     """
     after = bisect_right(run, summary.arrived, key=lambda s: s.arrived)
     by_distance = merge(
@@ -854,7 +879,10 @@ def _iterate_nearest(summary: Summary, run: Sequence[Summary]) -> Iterator[Summa
 
 
 def _gap_line(owner: Owner | None, gaps: Sequence[Gap]) -> str:
-    """Return a line for people: whose these missing files are, and which."""
+    """Return a line for people: which files are missing, and who should have them.
+
+    Without an owner it begins with the ranks; without ranks, with the files.
+    """
     numbers = sorted({g.rank for g in gaps if g.rank >= 0})
     ranks = f"rank{'' if len(numbers) == 1 else 's'} {show_ranks(numbers)}" if numbers else ""
     subject = f"{owner[0]}, which had {ranks} in {owner[1]}" if owner else ranks
@@ -867,6 +895,9 @@ def _gap_line(owner: Owner | None, gaps: Sequence[Gap]) -> str:
 
 
 def _gap_files(gaps: Sequence[Gap]) -> str:
-    """Return the first missing file, and how many more there are."""
+    """Return the path of the first missing file, and how many more there are.
+
+    At least one gap must have files; else this raises StopIteration.
+    """
     count, first = sum(g.files for g in gaps), next(g.first for g in gaps if g.files)
     return first if count == 1 else f"{first} and {count - 1} more"

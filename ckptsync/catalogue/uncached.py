@@ -40,7 +40,7 @@ class StoreState:
         return tuple(s for s in self.locations if (s.run, s.location) not in hidden)
 
     def of(self, run: str, location: str) -> LocationState | None:
-        """Return one location, or None if no manifest of it counts."""
+        """Return one location; None if no manifest of it counts or it was not read."""
         return next((s for s in self.locations if (s.run, s.location) == (run, location)), None)
 
     def summary_of(self, state: LocationState) -> Summary:
@@ -52,16 +52,16 @@ class StoreState:
         return tuple(f for f in self.faults if (f.run, f.location) == (run, location))
 
     def newer(self, run: str, location: str) -> Unsupported | None:
-        """Return the error of a location's first record of a newer program, or None.
+        """Return the error of a location's first record that a newer program wrote, or None.
 
-        Such a location cannot be judged by this program.
+        Such a location cannot be judged by this program. The error is returned, not raised.
         """
         errors = (without_frames(fault.error) for fault in self.faults_of(run, location))
         return next((error for error in errors if isinstance(error, Unsupported)), None)
 
 
 def read_state(store: Store, run: str = "") -> StoreState:
-    """Read all of ``run``, or of the store if it is empty.
+    """List and read all of ``run``, or of the store if it is empty.
 
     Raise StoreError; a record that cannot be read is a `Fault`.
     """
@@ -69,7 +69,10 @@ def read_state(store: Store, run: str = "") -> StoreState:
 
 
 def read_checkpoints(store: Store, run: str, checkpoints: Iterable[str]) -> StoreState:
-    """Read some checkpoints of a run, each in all its locations; raise StoreError."""
+    """List and read some checkpoints of a run, each in all its locations.
+
+    Raise StoreError; a record that cannot be read is a `Fault`.
+    """
 
     def entries() -> Iterator[Entry]:
         """Yield the entries of these checkpoints, of each location its records first."""
@@ -85,9 +88,10 @@ def read_checkpoints(store: Store, run: str, checkpoints: Iterable[str]) -> Stor
 
 
 def read_location(store: Store, run: str, location: str) -> StoreState:
-    """Return a state of one location alone, although its whole checkpoint is read.
+    """Return the state of one location alone; its whole checkpoint is listed and read for it.
 
-    ``locations`` is empty if no manifest of it counts. Raise StoreError.
+    ``locations`` is empty if no manifest of it counts; ``mtimes`` are of the whole checkpoint.
+    Raise StoreError.
     """
     checkpoint_state = read_checkpoints(store, run, [checkpoint_of(location)])
     location_state = checkpoint_state.of(run, location)
@@ -99,10 +103,11 @@ def read_location(store: Store, run: str, location: str) -> StoreState:
 
 
 def not_found(store: Store, run: str, location: str = "") -> ConfigError:
-    """Return the error for a run, or a checkpoint of it, that is not in the store.
+    """Return, not raise, the error for a run, or a checkpoint of it, that is not in the store.
 
-    Its hint is the most similar name that is stored. For a deleted or moved checkpoint, the error
-    says so by the records that are left. Raise StoreError if the store cannot be listed.
+    The store is listed for it. The hint is the most similar stored name, or `ckptsync ls`. Of a
+    deleted or moved checkpoint, or a run that has none left, the records that are left say so.
+    Raise StoreError.
     """
     checkpoints = [*store.dirs(f"{run}/{RECORDS}/")]
     if location and checkpoints:
@@ -123,13 +128,17 @@ def not_found(store: Store, run: str, location: str = "") -> ConfigError:
 
 
 def _has_manifest(store: Store, run: str, location: str) -> bool:
-    """Return whether a location has a manifest; raise StoreError."""
+    """List the records of a location; return whether a manifest is among them. Raise StoreError."""
     parsed = record_names(e.name for e in store.names(records_prefix(run, location)))
     return any(name.kind == "manifest" for name in parsed.values())
 
 
 def _explain_absence(store: Store, run: str, location: str) -> str:
-    """Return why a location that has records has no manifest that counts; raise StoreError."""
+    """Return the end of a sentence: why a location that has records has no manifest that counts.
+
+    It was moved if a manifest is left, else deleted if a tombstone is in force, else never
+    finished. Its records are listed and read; unreadable ones are ignored. Raise StoreError.
+    """
     parsed = record_names(e.name for e in store.names(records_prefix(run, location)))
     records, _ = read_records(store, parsed.values())
     stones = {name: r for name, r in records.items() if isinstance(r, Tombstone)}
@@ -161,8 +170,9 @@ def read_checkpoint_records(
 ) -> tuple[dict[str, Record], tuple[Fault, ...]]:
     """Return the records of whole checkpoints by name, and a fault for each that cannot be read.
 
-    A manifest that a record names and that is gone is a fault, too. ``sizes``: of all that is
-    listed of them. Raise StoreError.
+    A manifest that a record names and that is gone is a fault, too (`find_missing_manifests`). A
+    record deleted since it was listed is in neither. ``sizes``: name → bytes of all that is listed
+    of these checkpoints. Raise StoreError.
     """
     records, faults = read_records(store, record_names(sizes).values(), sizes)
     missing = find_missing_manifests(records, sizes, store.size)

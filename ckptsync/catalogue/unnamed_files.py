@@ -30,9 +30,10 @@ _KEYS = frozenset({"auto_map", "auto_mapping", "custom_pipelines"})
 
 
 def find_unnamed(store: Store, state: LocationState) -> tuple[UnnamedFile, ...]:
-    """Return the files and links that no record names, first those that may run code.
+    """Return the files and links that no record names, first those that may run code, then by name.
 
-    Reads the files that are called like a configuration. Raise StoreError.
+    Links are found, by a walk, in a store that is a path only. Files whose name ends in
+    ``config.json`` are read. Raise StoreError.
     """
     prefixes = own_prefixes(state.run, state.location)
     sizes: dict[str, int | None] = {name: state.sizes[name] for name in state.unnamed}
@@ -51,10 +52,11 @@ def find_unnamed(store: Store, state: LocationState) -> tuple[UnnamedFile, ...]:
 def with_unnamed(
     store: Store, summaries: Sequence[Summary], busy: Container[tuple[str, str]]
 ) -> Iterator[Summary]:
-    """Yield the summaries; in a store that is a path, the newest ones with their unnamed files.
+    """Yield all summaries; in a store that is a path, the newest ones with their unnamed files.
 
-    At most about `MOST` files are walked. Locations in conflict or retired are passed over, and
-    those of ``busy`` checkpoints (run, name), whose files a manifest will name soon. Raise
+    The directories are walked at the first ``next``, until about `MOST` files are counted. Skipped
+    are locations in conflict or retired, and ``busy`` checkpoints (run, name), whose files a
+    manifest will name soon. Where the walk differs from the records, the checkpoint is read. Raise
     StoreError.
     """
     newest: dict[tuple[str, str], Summary] = {}
@@ -76,9 +78,9 @@ def with_unnamed(
 
 
 def _look_again(store: Store, summary: Summary) -> Summary:
-    """Return the summary with the unnamed files that its location has now; raise StoreError.
+    """Read a location; return the summary with its unnamed files as they are now. Raise StoreError.
 
-    There are none if the location is gone.
+    There are none if no manifest of it counts any more.
     """
     state = read_location(store, summary.run, summary.location).of(summary.run, summary.location)
     unnamed = find_unnamed(store, state) if state else ()
@@ -94,7 +96,8 @@ def _walk_location(store: Store, own: str, records: str, model: str) -> tuple[li
     """Return the names of a location's files, and the names of what is no file, such as links.
 
     ``own``, ``records``, ``model``: its prefixes (`own_prefixes`). Both lists are empty for a store
-    that is no path. An OSError ends the walk and is ignored: the store's own listing raises it.
+    that is no path. Unfinished drafts are left out. An OSError ends the walk early and is ignored:
+    the store's own listing raises it.
     """
     root = directory_of(store)
     names, links = list[str](), list[str]()
@@ -109,9 +112,10 @@ def _walk_location(store: Store, own: str, records: str, model: str) -> tuple[li
 
 
 def _may_run(store: Store, name: str, *, is_of_model: bool) -> bool:
-    """Return whether a file may run code when it is opened; a configuration by its content.
+    """Return whether a file may run code when it is opened; reads it if it ends in ``config.json``.
 
-    True also for a configuration that cannot be read, False for one that is no JSON.
+    A configuration that is no JSON, or is over 4 MiB, cannot (False); one that cannot be read, such
+    as a link, may (True). Pickles count only in the consolidated model.
     """
     if not name.endswith("config.json"):
         return may_run(name, pickles=is_of_model)

@@ -61,10 +61,10 @@ def roots(names: Collection[str]) -> tuple[str, ...]:
 
 
 def demands(files: Files, root: str) -> dict[str, int | None]:
-    """Return every file that the metadata refers to, with its exact size: items lie back to back.
+    """Return the metadata's own files and all that it refers to, with their exact sizes.
 
-    Raise Incomplete on a node without metadata, Unsupported if tensors are no items of their own,
-    Corrupt if the metadata is damaged.
+    Items lie back to back, so a shard ends with its last one. Raise Incomplete on a node without
+    metadata, Unsupported if tensors are no items of their own, Corrupt if the metadata is damaged.
     """
     folder, _, world = split_root(files, root)
     needed: dict[str, int | None] = {
@@ -126,9 +126,9 @@ def has_optimizer(files: Files, root: str) -> bool:
 
 
 def split_root(files: Files, root: str) -> tuple[str, str | None, int | None]:
-    """Return the directory of a root, and the section or the number of ranks after its ``#``.
+    """Return the directory of a root, and the section or number of ranks after its ``#``, or None.
 
-    A directory that has a ``#`` in its name is meant if it exists.
+    A directory that has a ``#`` in its name is meant if it exists. ``world=`` needs 1 to 7 digits.
     """
     folder, hash_mark, suffix = root.rpartition("#")
     if not hash_mark or any(name.rpartition("/")[0] == root for name in files.sizes()):
@@ -181,10 +181,10 @@ def _refuse_packed(name: str, tensor: ChunkedTensor) -> None:
 
 
 def _tensors(files: Files, weight_tensors: Sequence[tuple[str, ChunkedTensor]]) -> Iterator[Tensor]:
-    """Yield the tensors with the extents of their chunks.
+    """Yield the tensors with the extents of their chunks; chunks without elements have none.
 
-    Raise Corrupt if an item is not its chunk, Unsupported for an extension or dtype that cannot be
-    read.
+    The items are read at the first ``next``. Raise Corrupt if an item is not its chunk, Unsupported
+    for an extension or dtype that cannot be read.
     """
     for name, tensor in weight_tensors:
         _refuse_packed(name, tensor)
@@ -251,11 +251,11 @@ PathsAndTensors = tuple[tuple[Path, ChunkedTensor], ...]
 def weights(
     tensors: Iterable[ChunkedTensor], fields: Mapping[str, Any], section: str | None, title: str
 ) -> list[tuple[str, ChunkedTensor]]:
-    """Return the model's tensors under its own names; none if there are only other states.
+    """Return the model's tensors under its own names; [] if there are only other states.
 
-    ``fields`` are the metadata's. ``section`` chooses one, `TOP` the tensors in none; ``title``
-    names the checkpoint in errors. Raise Unsupported if there is no such section, or if several
-    could be meant; the hint lists them.
+    ``fields`` are the metadata's. ``section`` chooses one, `TOP` the tensors in none, None the one
+    that can be the model; ``title`` names the checkpoint in errors. Raise Unsupported if there is
+    no such section, or if several could be meant and are not parts of one; the hint lists them.
     """
     paths_and_tensors: PathsAndTensors = tuple((tensor.path, tensor) for tensor in tensors)
     # a planner that does not flatten keeps no paths: Megatron-Core's
@@ -500,9 +500,10 @@ class _ItemKind:
 
 
 def find_items(files: Files, items: Sequence[StorageItem]) -> list[LocatedItem]:
-    """Return where the tensor of every item lies.
+    """Return where the tensor of every item lies, in the order of ``items``.
 
-    Raise Corrupt for an item that is no archive of one.
+    They are read in the order of files and offsets. Raise Corrupt for an item that is no archive of
+    one tensor.
     """
     places = [(item.file, item.start) for item in items]
     order = sorted(range(len(items)), key=places.__getitem__)
@@ -601,9 +602,9 @@ class _Window:
         expect(files, self._reads)
 
     def find(self, item: StorageItem, start: int, size: int) -> int:
-        """Return the offset in ``data`` of ``size`` bytes of the item, from ``offset`` in it.
+        """Return the offset in ``data`` of the item's ``size`` bytes from its byte ``start`` on.
 
-        Read if needed.
+        Unless ``data`` has them, it is read anew, which makes earlier offsets invalid.
         """
         offset = item.start + start - self._start
         if offset < 0 or offset + size > len(self.data) or item.file != self._file:
@@ -612,7 +613,7 @@ class _Window:
         return offset
 
     def _read(self, needed: Extent) -> None:
-        """Read the planned extent that contains these bytes, or these bytes alone."""
+        """Replace ``data`` by the planned extent that has these bytes, or by these bytes alone."""
         while self._next < len(self._reads):
             planned = self._reads[self._next]
             if (planned.file, planned.start) > (needed.file, needed.start):

@@ -324,9 +324,10 @@ def find_proofs(
 def proven_shapes(
     boxes: Mapping[str, Sequence[Part]], proofs: Sequence[ShapeProof], hint: str = _HINT
 ) -> dict[str, Shape]:
-    """Return the shape of every tensor, from the first proof that has it.
+    """Return the shape of every tensor, from the first proof that has it; () without axes.
 
-    Raise Incomplete, with ``hint``, if no proof has one, Corrupt if a box is outside of its shape.
+    Raise Incomplete, with ``hint``, if no proof has one or there are no ``proofs``; Corrupt if a
+    box is outside of its shape.
     """
     proven: dict[str, Shape] = {}
     unproven = []
@@ -364,7 +365,7 @@ def by_world(boxes: Mapping[str, Sequence[Part]]) -> ShapeProof:
 def find_missing(
     boxes: Mapping[str, Sequence[Part]], proven: Mapping[str, Shape], proofs: Sequence[ShapeProof]
 ) -> str:
-    """Return a text that says which tensors or elements are missing; empty if none is known."""
+    """Return a text that names the first missing tensors or elements; empty if none is known."""
     for proof in proofs:
         absent = sorted(name for name in proof.needed if name not in boxes)
         if absent:
@@ -397,9 +398,10 @@ def _checked(name: str, parts: Sequence[Part], proof: ShapeProof) -> Shape:
 
 
 def _by_optimizers(files: Files) -> Iterator[ShapeProof]:
-    """Yield a proof for every DCP beside the shards: ``save_optimizer_distributed`` writes one.
+    """Yield a proof for every DCP in ``files``: ``save_optimizer_distributed`` writes one.
 
-    Raise Incomplete or Corrupt for one that cannot be read.
+    One that is not supported, or has no parameters' states, is passed over. Raise Incomplete or
+    Corrupt for one that cannot be read.
     """
     for name in sorted(n for n in files.sizes() if n.rpartition("/")[2] == METADATA):
         try:
@@ -425,10 +427,10 @@ def _parameter(tensor: ChunkedTensor) -> str:
 def _by_config(
     files: Files, root: str, names: Collection[str], model: ExpectedModel, prefix: str
 ) -> tuple[list[ShapeProof], Mapping[str, object]]:
-    """Return the proof of a configuration if it implies all ``names``, and the configuration.
+    """Return a configuration after its proof, which is [] unless it implies all ``names``.
 
-    The configuration lies beside the shards, or is that of ``model``; it is empty if there is none.
-    Raise Corrupt if it is damaged.
+    The configuration lies beside the shards, above them, or is that of ``model``; it is empty if
+    there is none. Raise Corrupt if it is damaged.
     """
     places = (join(root, _CONFIG), join(root.rpartition("/")[0], _CONFIG), _CONFIG)
     config_file = next((name for name in places if name in files.sizes()), None)

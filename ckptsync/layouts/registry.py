@@ -211,10 +211,10 @@ class WeightsSource:
 
 
 def sources(files: Files) -> tuple[WeightsSource, ...]:
-    """Return every set of weights, the preferred one first; none of an unknown checkpoint.
+    """Return every set of weights, the preferred one first; () for an unknown checkpoint.
 
-    If there are several, their headers are read: sets of empty placeholders come last, and so do
-    DeepSpeed's tags other than the one that ``latest`` names.
+    If there are several, files are read: sets of empty placeholders come last, and so do
+    DeepSpeed's tags other than the preferred one. A single one is returned unread.
     """
     weights_sources = [source for source in _roots(files.sizes()) if holds_weights(source.root)]
     if len(weights_sources) == 1:
@@ -260,7 +260,8 @@ def _preferred_tag(files: Files, candidates: Sequence[WeightsSource]) -> str | N
 def choose(files: Files, name: str | None) -> WeightsSource:
     """Return the source called ``name``, or without a name the preferred one.
 
-    Raise Unsupported if there is not exactly one, Incomplete if a trainer's files lack weights.
+    Raise Unsupported if not exactly one has the name, if several could be meant, or if the
+    directory has several checkpoints. Raise the error of `no_weights` if there is none.
     """
     candidates = sources(files)
     if name is not None:
@@ -312,10 +313,10 @@ def _section(candidates: Sequence[WeightsSource], name: str) -> list[WeightsSour
 
 
 def no_weights(files: Files) -> CkptsyncError:
-    """Return the error that there are no weights.
+    """Return, not raise, the error that there are no weights.
 
-    It is Incomplete if a trainer wrote these files, else Unsupported; it names checkpoints in
-    directories below.
+    It is Unsupported, with their names, if checkpoints are in directories below; else Incomplete if
+    a trainer wrote these files, else Unsupported.
     """
     names = files.sizes()
     if inner := inner_checkpoints(names):
@@ -338,7 +339,7 @@ def no_weights(files: Files) -> CkptsyncError:
 
 
 def inner_checkpoints(names: Iterable[str]) -> list[str]:
-    """Return the top directories that are checkpoints themselves."""
+    """Return the top directories that are checkpoints themselves, sorted, by their files' names."""
     inner: dict[str, list[str]] = {}
     for name in names:
         folder, _, inner_name = name.partition("/")
@@ -403,7 +404,8 @@ def _rivals(files: Files, candidates: Sequence[WeightsSource]) -> list[WeightsSo
 def deepspeed_tags(files: Files, source: WeightsSource) -> tuple[str, tuple[str, ...]]:
     """Return DeepSpeed's tag in the checkpoint of ``source``, and its other tags, as roots.
 
-    The tag is the source itself, or the one that ``latest`` names; empty if there is none.
+    The tag is the source itself, or the one that ``latest`` names, or the only one; "" if there is
+    none.
     """
     home = source.root if source.is_whole else source.root.rpartition("/")[0]
     tags = [
@@ -503,7 +505,8 @@ def around(files: Files, source: WeightsSource) -> tuple[Files, ...]:
 def require(files: Files, needed: Mapping[str, int | None]) -> None:
     """Raise Incomplete if a file is missing, Corrupt if one has another size.
 
-    A missing file has not been fetched; a file of another size was truncated or rewritten.
+    A missing file has not been fetched; a file of another size was truncated or rewritten. A size
+    of None is not checked.
     """
     sizes = files.sizes()
     missing = sorted(name for name in needed if name not in sizes)
@@ -527,8 +530,8 @@ def demands(files: Files, sent: Collection[str] | None = None, ranks: int | None
     """Return what the metadata in ``files`` demands; nothing if there is no metadata.
 
     ``sent``: the files that are stored, if not all are; without metadata only these are demanded
-    for a resumed training. ``ranks``: how many wrote it, if the hook has said so. Raise Corrupt or
-    Unsupported.
+    for a resumed training. ``ranks``: how many wrote it, if the hook has said so; it counts only
+    for random states beside a whole model. Raise Corrupt or Unsupported.
     """
     candidates = sources(files)
     needed = {source: _demands(files, source) for source in _roots(files.sizes())}
@@ -582,7 +585,10 @@ def _states(names: Collection[str]) -> list[str]:
 
 
 def closed(name: str, files: Files) -> bool:
-    """Return whether a file ends as its format demands; True if the format has no known end."""
+    """Return whether a file ends as its format demands; True if the format has no known end.
+
+    True also for element types that are not merged; False for a damaged file, such as cut JSON.
+    """
     size = files.sizes()[name]
     try:
         if name.endswith(".safetensors"):
@@ -643,10 +649,7 @@ def _demands(files: Files, source: WeightsSource) -> dict[str, int | None]:
 def _world(
     files: Files, needed: Mapping[WeightsSource, object], model: Iterable[str]
 ) -> int | None:
-    """Return the number of ranks, or None.
-
-    ZeRO records it; else the names of the model's files say it.
-    """
+    """Return the number of ranks; None if nothing says it."""
     for source, files_of_all in needed.items():
         if source.layout == "zero" and files_of_all:
             from ckptsync.layouts import zero

@@ -115,14 +115,15 @@ def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
 
 
 def world(files: Files, root: str) -> int:
-    """Return how many data-parallel ranks wrote it; raise Incomplete if no file says so."""
+    """Return how many data-parallel ranks wrote it; raise as `ZeroFiles.setup` does."""
     return ZeroFiles(files, root).setup.world
 
 
 def _read_rank(files: ZeroFiles, mp: int) -> MpRank:
-    """Return what one model-parallel rank wrote.
+    """Load and return what one model-parallel rank wrote, without optimizer files that are missing.
 
-    ``absent`` names the first missing optimizer file. Raise as `tensors`.
+    ``absent`` names the first missing one, or the ``param_shapes`` that DeepSpeed 0.16 left out.
+    Raise as `tensors`.
     """
     stage, models = files.setup.stage, [files.load(name) for name in files.model_files(mp)]
     names = files.optimizer_files(mp)
@@ -344,9 +345,9 @@ def _rank_tensors(rank: MpRank) -> tuple[Tensor, ...]:
 def tensors_of(
     rank: MpRank, trained: Mapping[str, Shape], masters: Mapping[str, Copy]
 ) -> tuple[Tensor, ...]:
-    """Return all tensors of the rank; the ``trained`` ones have ``masters``.
+    """Return all tensors of the rank: trained, frozen, others of the model file, tied names.
 
-    Raise Corrupt or Incomplete.
+    The ``trained`` ones have ``masters``. Raise Corrupt or Incomplete.
     """
     by_name = {
         tensor.name: tensor for tensor in (*_trained(rank, trained, masters), *_frozen(rank))
@@ -366,7 +367,8 @@ def _trained(
 ) -> Iterator[Tensor]:
     """Yield trained parameters: with fp32 masters, and at stages 1 and 2 with the model's own copy.
 
-    Raise Corrupt if the own copy has another shape, Incomplete if neither is here.
+    A parameter without a master gets one without parts, which names the missing file. Raise Corrupt
+    if the own copy has another shape, Incomplete if neither is here.
     """
     for name, shape in trained.items():
         file, model_copy = rank.own.get(name, (rank.first, None))

@@ -127,8 +127,8 @@ def load(files: Files, name: str) -> StateFile:
 def _read(files: Files, extent: Extent) -> tuple[Any, torch_save.Container]:
     """Return the unpickled content, and its container; raises as `load`.
 
-    A script's ``client_state`` lies among DeepSpeed's own entries, with classes of its own: such
-    entries are left out.
+    A script's ``client_state`` lies among DeepSpeed's own entries of a model file, with classes of
+    its own: such entries are left out. Unknown names elsewhere raise Unsupported.
     """
     try:
         return torch_save.load(files, extent, _ALLOWED)
@@ -426,7 +426,7 @@ class ZeroFiles:
         return dict(sorted(numbers.items(), key=lambda item: item[1]))
 
     def named_layer_files(self, parameters: Iterable[str]) -> list[str]:
-        """Return the files of the layers whose numbers begin these names.
+        """Return the paths, present or not, of the layers whose numbers begin these names.
 
         Names of tied modules have no number.
         """
@@ -438,7 +438,7 @@ class ZeroFiles:
         ]
 
     def expert_files(self, counts: Sequence[int]) -> dict[str, int]:
-        """Return the files of all experts, with their numbers.
+        """Return the paths of all experts' files, present or not, with the experts' numbers.
 
         ``counts``: how many experts each layer has.
         """
@@ -463,7 +463,10 @@ class ZeroFiles:
             )
 
     def load(self, name: str) -> StateFile:
-        """Return one file with its content. Raise Incomplete if it is missing, else as `load`."""
+        """Return one file with its content, read at the first call alone.
+
+        Raise Incomplete if it is missing, else as `load`.
+        """
         if name not in self._loaded:
             self.require([name])
             self._loaded[name] = load(self.files, name)
@@ -495,7 +498,7 @@ _TOLERANCE = 1e-9
 def check_agreement(
     setup: ZeroSetup, models: Sequence[StateFile], ranks: Sequence[Sequence[StateFile]]
 ) -> None:
-    """Raise Corrupt if two files record different values of the same number.
+    """Raise Corrupt if two files record different values of one number, or one is of another kind.
 
     Raise Unsupported for files of another number of model-parallel ranks, or of AutoEP. ``ranks``:
     the optimizer files of each model-parallel rank; pipeline stages need not have the same

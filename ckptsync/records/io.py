@@ -111,8 +111,9 @@ def record_name(record: Record, data: bytes) -> str:
 def decode(name: str, data: bytes) -> Record:
     """Return the record in ``data``, decoded as the kind that its ``name`` says.
 
-    Raise Corrupt if the bytes do not match the digest in the name, are not such a record, or name
-    something outside their checkpoint; Unsupported if a newer program wrote them.
+    Raise Corrupt if the bytes do not match the digest in the name, are not such a record, belong
+    under another name, or name something outside their checkpoint; also if ``name`` is no record's.
+    Raise Unsupported if a newer program wrote them.
     """
     parsed = parse_record_name(name)
     if parsed is None or parsed.digest != digest(data)[:16]:
@@ -137,8 +138,8 @@ def is_made_anew(name: RecordName | None, error: CkptsyncError) -> bool:
     """Return whether a location can be used without this record, which cannot be read.
 
     It can if the record is damaged and of a kind that is written again (model, weights, report,
-    event), that still protects its location (keep), or that then joins nothing (join). Without a
-    damaged manifest or tombstone, and without a newer program's record, it cannot be used.
+    event), that still protects its location (keep), or that then joins nothing (join). False for a
+    manifest, a tombstone, a newer program's record, and without a ``name``.
     """
     return (
         isinstance(error, Corrupt)
@@ -150,8 +151,8 @@ def is_made_anew(name: RecordName | None, error: CkptsyncError) -> bool:
 def create_record(store: Store, record: Record) -> tuple[str, bytes]:
     """Write a record unless its bytes are stored already; return its name and bytes.
 
-    Bytes under that name that differ are damaged, and are replaced. Raise StoreError, Unsupported
-    if the record is too long, and Corrupt if its run or location is a name that no reader accepts.
+    Other bytes under that name are damaged, and are overwritten. Raise StoreError, Unsupported if
+    the record is too long, and Corrupt if its run or location is a name that no reader accepts.
     """
     data = encode(record)
     name = checked_own(record_name(record, data), own_prefixes(record.run, record.location))
@@ -168,9 +169,10 @@ def create_record(store: Store, record: Record) -> tuple[str, bytes]:
 
 
 def append_record(store: Store, record: Record) -> str:
-    """Write a record with the next free number of its kind in its location; return its name.
+    """List a location's records; write one with the next free number of its kind; return its name.
 
-    Raise as `create_record` does. Two writers at once may choose the same number.
+    ``record.n`` is ignored. Raise as `create_record` does. Two writers at once may choose the same
+    number; both records are then stored.
     """
     names = [entry.name for entry in store.names(records_prefix(record.run, record.location))]
     number = next_number(names, record.location, kind_of(record))
@@ -237,15 +239,15 @@ class Fault:
 
 
 def hidden_by(faults: Iterable[Fault]) -> Collection[tuple[str, str]]:
-    """Return the (run, location) pairs that cannot be judged because of an unreadable record."""
+    """Return the (run, location) pairs that an unreadable record (not `is_made_anew`) hides."""
     return {(f.run, f.location) for f in faults if not is_made_anew(f.record, f.error)}
 
 
 def read_record(store: Store, parsed: RecordName, size: int | None = None) -> Record:
-    """Return one record, from at most as many bytes as its kind may have.
+    """Return one record, from at most as many bytes as its kind may have (`LIMITS`).
 
-    ``size`` is its length as listed; without it the store is asked. Raise NotFound, StoreError, and
-    Corrupt or Unsupported as `decode` does.
+    ``size`` is its length as listed; without it the store is asked. Raise StoreError, NotFound if
+    it was deleted, and Corrupt or Unsupported as `decode` does; Corrupt also if it is too long.
     """
     name, limit = str(parsed), LIMITS[parsed.kind]
     size = store.size(name) if size is None else size
@@ -268,7 +270,8 @@ def read_records(
     A record that was deleted since it was listed is in neither. Raise StoreError.
 
     ``sizes``: the lengths of records as listed; the store is asked for others. ``cache``: records
-    that were read before, which are not read again. ``threads``: how many are read at once.
+    that were read before, which are not read again; it is not changed. ``threads``: how many are
+    read at once, by a pool of threads that ends with the call.
     """
 
     def read_one(name: RecordName) -> Record | Fault | None:
@@ -368,7 +371,8 @@ def _excused(records: Mapping[str, Record]) -> frozenset[tuple[str, ...]]:
 def _check(record: Record) -> None:
     """Raise Corrupt for values that the types allow and that no writer of ours writes.
 
-    Whatever becomes a path or an index later is checked here, once.
+    Paths, record names, nodes, numbers and byte ranges are checked: whatever becomes a path or an
+    index later is checked here, once.
     """
     own_prefixes(record.run, record.location)
     if record.location != record.checkpoint and not record.location.startswith(
@@ -396,7 +400,10 @@ def _check(record: Record) -> None:
 
 
 def _check_manifest(manifest: Manifest) -> None:
-    """Raise Corrupt for paths, names, ranks, times or a trainer that cannot be."""
+    """Raise Corrupt if a manifest's paths, names, ranks, world size, times or trainer cannot be.
+
+    ``stored_as`` may only be the name of `node_file_name`.
+    """
     checked_node(manifest.node)
     _check_names(manifest.supersedes)
     check_files(manifest.files)
@@ -445,7 +452,10 @@ def _check_names(names: Iterable[str]) -> None:
 
 
 def check_files(files: Iterable[FileEntry | ModelFile]) -> None:
-    """Raise Corrupt for a repeated or unsafe path, a bad size or digest, or too few blocks."""
+    """Raise Corrupt for a repeated or unsafe path, one among records, or a bad size or digest.
+
+    Of a `FileEntry` also if it has fewer or more blocks than its size needs.
+    """
     paths: set[str] = set()
     for file in files:
         if checked_path(file.path) in paths:

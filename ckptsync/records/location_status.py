@@ -158,7 +158,10 @@ class LocationState:
 
     @property
     def evidence(self) -> tuple[str, ...]:
-        """Return why the location's status is no better; () if no reason is known."""
+        """Return why the location's status is no better; () if no reason is known.
+
+        Of a DAMAGED one they are the names of unanswered reports.
+        """
         f = self.conditions
         by_status = {
             "INCOMPLETE": f.model.evidence,
@@ -171,7 +174,7 @@ class LocationState:
         )
 
     def present(self) -> dict[str, tuple[str, int]]:
-        """Return path → (store name, size) of its files that are listed in their full size."""
+        """Return path → (store name, size) of files whose first copy is listed in its full size."""
         owners = {path: copies[0] for path, copies in self.files.items()}
         return {
             path: (copy.name, copy.entry.size)
@@ -183,7 +186,7 @@ class LocationState:
     def unnamed(self) -> tuple[str, ...]:
         """Return the listed names in its directories that no record names, sorted.
 
-        Return none if it is in conflict or given up: then nothing says which files are its own.
+        Return () if it is in conflict or retired: then nothing says which files are its own.
         """
         if self.conditions.conflict or self.conditions.retired:
             return ()
@@ -207,7 +210,10 @@ class LocationState:
 
 
 def status(conditions: Conditions) -> Status:
-    """Return the status of a location: the worst that is known, else the best that is proven."""
+    """Return the status of a location: the worst that is known, else the best that is proven.
+
+    Never UPLOADING, WAITING or REFUSED, which others set.
+    """
     if conditions.retired:
         return "RETIRED"
     if conditions.conflict:
@@ -224,10 +230,11 @@ def status(conditions: Conditions) -> Status:
 def list_locations(
     records: Mapping[str, Record], sizes: Mapping[str, int], hidden: Iterable[Location] = ()
 ) -> tuple[LocationState, ...]:
-    """Return every location that has a manifest that counts, by run, then by step.
+    """Return every location that has a manifest that counts, by run, then by `reading_order`.
 
-    ``sizes``: store name → bytes of everything listed. ``hidden``: locations to leave out, since
-    some of their records cannot be read.
+    ``records``: of whole checkpoints, since manifests of one name decide together. ``sizes``: store
+    name → bytes of everything listed. ``hidden``: locations to leave out, since some of their
+    records cannot be read.
     """
     checkpoints: dict[Location, dict[str, Record]] = {}
     by_location: dict[Location, dict[str, Record]] = {}
@@ -311,7 +318,8 @@ def describe_location(
     """Return a location as its records and listed files describe it; None if no manifest counts.
 
     ``stored_manifests``: every manifest of the checkpoint's name, in whatever location, since
-    together they tell which are one save.
+    together they tell which are one save. A location in conflict has no ``files``. If a tombstone
+    in force is of its shards, its model counts as whole, and no training can resume.
     """
     live = live_manifests(stored_manifests)
     manifests_here = tuple(k for k in live if k.manifest.location == location)
@@ -366,8 +374,8 @@ def _judge_shards(
 ) -> tuple[Condition, Condition]:
     """Return whether all files are stored that a model needs, and all that resuming needs.
 
-    Resuming needs the model's files too. A location without known demands fulfils neither.
-    ``no_demands``: the evidence if no metadata says what is needed, with braces for its use.
+    Resuming needs the model's files too. A condition without demands fails; its evidence is
+    ``no_demands``, with the use in its braces, and of a model its remarks instead if there are any.
     """
     missing = (
         _explain_missing(demands.model, files, sizes, siblings)
@@ -406,7 +414,9 @@ def newest_model_record(
 def proof(reports: Mapping[str, Report], manifests: set[str], model_record: str) -> Proof:
     """Return what reports prove about these manifests and this model record.
 
-    Only a report with a later number, at the same level or above, answers a DAMAGED one.
+    A report that is ok counts at level digest or above, if it names all ``manifests`` and this
+    ``model_record``. Only a report with a later number, at the same level or above, that is not
+    DAMAGED answers a DAMAGED one; other manifests do not matter for that.
     """
     if not reports:
         return Proof()
@@ -465,9 +475,9 @@ def _explain_missing(
     sizes: Mapping[str, int],
     siblings: Mapping[Sibling, frozenset[str]],
 ) -> list[str]:
-    """Return a line for each demanded file that is missing, or has another size.
+    """Return a line for each demanded file that is missing, or has another size, sorted by path.
 
-    ``siblings``: other locations, which may have the file.
+    ``siblings``: other locations, which may have the file; the line names them.
     """
     lines = []
     for path, expected in sorted(demands.items()):
@@ -503,7 +513,8 @@ def _judge_consolidated(
 ) -> Condition:
     """Return whether the model record counts and all its files are listed with their sizes.
 
-    Further model records of the same number are evidence that does not fail the condition.
+    Further model records of the same number are evidence that does not fail the condition. It fails
+    without ``model_record``.
     """
     if model_record is None:
         return Condition(holds=False, evidence=("no head has merged it yet",))

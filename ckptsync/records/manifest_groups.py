@@ -160,8 +160,9 @@ def explain_conflict(location: str, stored_manifests: Iterable[StoredManifest]) 
 def group_by_save(stored_manifests: Sequence[StoredManifest]) -> tuple[Group, ...]:
     """Return the live manifests of one checkpoint name, grouped by save; their order is irrelevant.
 
-    Manifests that evidence or a join links are one save. Groups that were written close together
-    are then united if `reasons_against` returns nothing.
+    Manifests that evidence or a join links are one save. Groups that were each written within
+    `NEAR_NS` of the one before are then united if `reasons_against` returns nothing.
+    ``stored_manifests``: the live ones alone.
     """
     groups = _link_manifests(stored_manifests)
     for nearby in _written_together(groups):
@@ -203,7 +204,8 @@ def find_siblings(
     """Return the other locations with parts of the save in ``location``, and the parts' paths.
 
     A location that may hold parts is one, too: both are incomplete, and nothing forbids to join
-    them. Nothing is returned if ``location`` is in conflict or holds no live manifest.
+    them; its ``against`` says why they are not joined. Nothing is returned if ``location`` is in
+    conflict or holds no live manifest. Sorted by location.
     """
     live = live_manifests(stored_manifests)
     if all(k.manifest.location == location for k in live):
@@ -232,7 +234,10 @@ def find_siblings(
 
 
 def proofs_against(groups: Sequence[Group]) -> tuple[str, ...]:
-    """Return what proves that groups are not one save, even against a join; empty if nothing."""
+    """Return what proves that groups are not one save, even against a join; empty if nothing.
+
+    It is a group's own doubt, two manifests that `compare` calls two saves, or a rank in both.
+    """
     pairs = [pair for a, b in combinations(groups, 2) for pair in product(a.parts, b.parts)]
     proven = [_explain_difference(a, b) for a, b in pairs if compare(a, b).relation == "two"]
     shared = [
@@ -248,8 +253,8 @@ def proofs_against(groups: Sequence[Group]) -> tuple[str, ...]:
 def doubtful_until(part: Manifest, stored_manifests: Iterable[StoredManifest]) -> int:
     """Return the time before which ``part`` may not be added to a save; ns on the store's clock.
 
-    It is 0 if evidence links the part to that save. Without it the node must wait: another node
-    that wrote this checkpoint again may not have announced its upload yet.
+    It is 0 if evidence links the part to all of that save, else `QUIET` after the save's newest
+    file: another node that wrote this checkpoint again may not have announced its upload yet.
     """
     draft = replace(part, location="")
     candidates = [*live_manifests(stored_manifests), StoredManifest("", draft)]
@@ -293,10 +298,11 @@ def _link_manifests(stored_manifests: Sequence[StoredManifest]) -> tuple[Group, 
 def choose_location(ours: Manifest, stored_manifests: Iterable[StoredManifest]) -> str:
     """Return the location in which a node's save belongs.
 
-    It is the location that its group of manifests claims, else a new one. If evidence links the
-    part to two saves at once, it gets a location of its own, and `explain_conflict` says what is in
-    doubt: an upload is never refused because proof is missing. ``ours.location`` is ignored;
-    ``ours.files`` are all of the save, also those already stored.
+    It is the first that its group of manifests claims, else a new one. If evidence links the part
+    to two saves at once, it goes where this node has files of it, else to a location of its own,
+    and `explain_conflict` says what is in doubt: an upload is never refused because proof is
+    missing. ``ours.location`` is ignored; ``ours.files`` are all of the save, also those already
+    stored.
     """
     all_manifests = tuple(stored_manifests)
     draft = replace(ours, location="")
@@ -328,7 +334,11 @@ def better_location(node: str, location: str, stored_manifests: Iterable[StoredM
 
 
 def moved_manifest(replaced: Sequence[StoredManifest], location: str, n: int) -> Manifest:
-    """Return manifest ``n`` of a node in ``location``, which supersedes all of ``replaced``."""
+    """Return manifest ``n`` of a node in ``location``, which supersedes all of ``replaced``.
+
+    It has their files (of one path the latest), ranks, times, demands and sources together; the
+    rest is that of the last one. It is not stored.
+    """
     manifests = [k.manifest for k in sorted(replaced, key=lambda k: k.manifest.n)]
     return replace(
         manifests[-1],
@@ -369,10 +379,11 @@ def merge_demands(manifests: Iterable[Manifest]) -> Demands:
 
 
 def locate_files(manifests: Iterable[Manifest]) -> Mapping[str, tuple[Located, ...]]:
-    """Return path → its stored copies, the one under the plain name first.
+    """Return path → its stored copies, the one under the plain name first; paths are sorted.
 
-    ``manifests``: those of one save, in one location. If nodes name one stored file with different
-    digests, the first node by id counts (see `contested_names`).
+    ``manifests``: those of one save, in one location. If manifests name one stored file with
+    different digests, the first by node and number counts, and the others' nodes are not named (see
+    `contested_names`).
     """
     copies: dict[str, dict[str, Located]] = {}
     for m in sorted(manifests, key=lambda m: (m.node, m.n)):
@@ -402,7 +413,7 @@ def contested_names(manifests: Iterable[Manifest]) -> frozenset[str]:
 
 
 def _own_location(group: Group, part: Manifest) -> str:
-    """Return the first location with files of ``part``'s save of this node, or ""."""
+    """Return the first location, by name, with files of ``part``'s save of this node, or ""."""
     other_parts = [
         p for p in group.parts if p.manifest.node == part.node and p.manifest is not part
     ]
@@ -427,14 +438,17 @@ def _claimed_location(own_group: Group, groups: Sequence[Group], node: str) -> s
 
 
 def _new_location(own_group: Group, stored_manifests: Sequence[StoredManifest]) -> str:
-    """Return a location without any manifest; all who read the same manifests get the same."""
+    """Return a location without any manifest; all who read the same manifests get the same.
+
+    It is the first unused of `_location_names` of the group's earliest part.
+    """
     first = min(own_group.parts, key=lambda p: (p.start, p.manifest.node)).manifest
     used = {k.manifest.location for k in stored_manifests}
     return next(location for location in _location_names(first) if location not in used)
 
 
 def _location_names(first: Manifest) -> Iterator[str]:
-    """Yield names for a location: the plain one, one of the save id, then of the first writer."""
+    """Yield endless names for a location: the plain one, one of the save id, then of the writer."""
     yield first.checkpoint
     if first.save:
         plain = (
@@ -447,7 +461,7 @@ def _location_names(first: Manifest) -> Iterator[str]:
 
 
 def _written_together(groups: Sequence[Group]) -> list[list[Group]]:
-    """Return lists of two or more groups, each written within `NEAR_NS` of the one before."""
+    """Return lists of two or more groups, each written within `NEAR_NS` of those before it."""
     runs: list[list[Group]] = []
     for group in sorted(groups, key=lambda g: g.claim[1:]):
         if runs and _gap_after(runs[-1], group) <= NEAR_NS:
@@ -458,12 +472,12 @@ def _written_together(groups: Sequence[Group]) -> list[list[Group]]:
 
 
 def _gap_after(earlier: Iterable[Group], group: Group) -> int:
-    """Return the ns from the last file of ``earlier`` to the first of ``group``."""
+    """Return the ns from the last file of ``earlier`` to the first of ``group``; can be below 0."""
     return min(p.start for p in group.parts) - max(p.end for g in earlier for p in g.parts)
 
 
 def _explain_gap(groups: Sequence[Group]) -> Iterator[str]:
-    """Yield a line if more than `NEAR_NS` lies between the files of two neighbouring groups."""
+    """Yield a line if more than `NEAR_NS` lies between a group and all groups before it."""
     ordered = sorted(groups, key=lambda g: g.claim[1:])
     gap = max((_gap_after(ordered[:i], ordered[i]) for i in range(1, len(ordered))), default=0)
     if gap > NEAR_NS:
@@ -480,7 +494,7 @@ def _sibling(
 
 
 def _contradictions(a: Group, b: Group) -> Iterator[str]:
-    """Yield why a part of ``a`` and a part of ``b`` cannot be of one save."""
+    """Yield a line for each part of ``a`` and part of ``b`` that cannot be of one save."""
     for first, second in product(a.parts, b.parts):
         nodes = f"{first.manifest.node} and {second.manifest.node}"
         path = two_contents(first.files, second.files)
@@ -493,7 +507,7 @@ def _contradictions(a: Group, b: Group) -> Iterator[str]:
 
 
 def _explain_incomplete(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """Yield which ranks, and the first file, the manifests lack together."""
+    """Yield up to two lines: which ranks, and the first file, the manifests lack or have wrong."""
     demands, files = merge_demands(manifests), {f.path: f.size for m in manifests for f in m.files}
     ranks = {rank for m in manifests for rank in m.ranks}
     if demands.world is None:

@@ -59,7 +59,7 @@ class ModelRecord:
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """Return the directories of the model that hold a PEFT adapter; `""` is the model's own."""
+        """Return the model's directories that have an ``adapter_model…`` file; `""` is its own."""
         paths = (f.path.rpartition("/") for f in self.files)
         return tuple(
             sorted({above for above, _, name in paths if name.startswith("adapter_model")})

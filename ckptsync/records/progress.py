@@ -47,7 +47,7 @@ class Progress:
 
     @property
     def subject(self) -> str:
-        """Return what messages call its object: `RUN/LOCATION`, a run, or `every run`."""
+        """Return what messages call its object: `RUN/LOCATION`, the run, or `every run`."""
         name = self.location or self.checkpoint
         return f"{self.run}/{name}" if name else self.run or "every run"
 

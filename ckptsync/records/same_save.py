@@ -74,7 +74,7 @@ class Evidence:
 
 
 def parts(manifests: Sequence[Manifest]) -> tuple[Evidence, ...]:
-    """Return the evidence of each manifest, in their order.
+    """Return the evidence of each manifest, in their order, with the time span of new files alone.
 
     ``manifests`` are all of one checkpoint name: they show which files an earlier save had already.
     """
@@ -156,7 +156,10 @@ def compare(a: Evidence, b: Evidence) -> Sameness:
 
 
 def demands_differ(a: Demands, b: Demands) -> str:
-    """Return how two demands contradict each other: world size, or a file's size; empty if not."""
+    """Return how two demands contradict each other, as text: world size, or a file's size; else "".
+
+    An unknown value contradicts nothing.
+    """
     if a.world is not None and b.world is not None and a.world != b.world:
         return f"{min(a.world, b.world)} and {max(a.world, b.world)} ranks"
     for first, second in (
@@ -173,14 +176,15 @@ def demands_differ(a: Demands, b: Demands) -> str:
 
 
 def two_contents(a: FileDigests, b: FileDigests) -> str:
-    """Return the first path of both with two digests, or an empty string."""
+    """Return the first path, by name, that both have with two digests, or an empty string."""
     return min((path for path in a.keys() & b.keys() if a[path][0] != b[path][0]), default="")
 
 
 def _rank_in_both(a: Evidence, b: Evidence) -> str:
     """Return, as text, the first rank that proves two saves; empty if there is none.
 
-    Both nodes have the rank, and they share no file of it, or one whose contents differ.
+    Both parts have the rank, and they share no file of it, or one whose contents differ. The caller
+    knows that they are of two nodes.
     """
     for rank in sorted(set(a.manifest.ranks) & set(b.manifest.ranks)):
         shared = [

@@ -67,7 +67,8 @@ class Fate:
 def tombstones_in_force(stones: Mapping[str, Tombstone]) -> dict[str, Tombstone]:
     """Return the tombstones of a location that no later withdrawal withdraws, by name.
 
-    A withdrawal with the same number does not count: it came too late.
+    Withdrawals are left out. One counts if it has a higher number, the same scope, and one of the
+    tombstone's manifests; with the same number it came too late.
     """
 
     def is_withdrawn(stone: Tombstone) -> bool:
@@ -86,7 +87,9 @@ def tombstones_in_force(stones: Mapping[str, Tombstone]) -> dict[str, Tombstone]
 def fate(stones: Mapping[str, Tombstone], manifests: Collection[str]) -> Fate:
     """Return what the tombstones in force decide about the save of these manifests.
 
-    ``manifests``: the names of those that count. A tombstone that names none of them is ignored.
+    ``manifests``: the names of those that count. A tombstone that names none of them is ignored. If
+    one is of the whole location, those of its shards are not among ``stones``. A tombstone without
+    a reason gives its name as the reason.
     """
     names = set(manifests)
     in_force = {
@@ -128,7 +131,7 @@ class Keep:
 
 
 def keep_reason(keeps: Mapping[str, Keep]) -> str:
-    """Return why a location is kept, or an empty string if it is not.
+    """Return why a location is kept (`kept by hand` if nobody said why); empty if it is not.
 
     The highest number counts; on a tie, keep wins over release.
     """

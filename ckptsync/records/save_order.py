@@ -95,10 +95,11 @@ class _Training:
 
 
 def oldest_first(saves: Iterable[T], dates: Callable[[T], SaveDates]) -> tuple[T, ...]:
-    """Return the saves of a run, the newest last.
+    """Return the saves of a run, the oldest first; ``dates`` is called once for each.
 
     Saves whose names have no step, or differ in more than their steps, are ordered by their dates.
-    Where steps show that a date is too early, the date of the save before it counts.
+    Within one training the steps decide: where they show that a date is too early, the date of the
+    save before it counts.
     """
     all_saves = list(saves)
     all_dates = [dates(save) for save in all_saves]
@@ -119,9 +120,10 @@ def contradictions(
 ) -> Iterator[tuple[T, T, float]]:
     """Yield each save whose date contradicts its step, with a save that shows it, and the seconds.
 
-    The seconds are negative if its date is too early: the other save has a smaller step, and was
-    not written later. As few saves as possible are yielded; saves that are ``is_ahead`` are left
-    out. Differences up to ``tolerance`` seconds are ignored.
+    The seconds are negative if its date is too early (the other save has a smaller step and a later
+    date), positive if it is too late. As few saves as possible are yielded, each at most twice;
+    those that are ``is_ahead`` or have no step are left out. Differences up to ``tolerance``
+    seconds are ignored.
     """
     all_saves = list(saves)
     for _, trainings in _series([dates(each) for each in all_saves]):
@@ -145,7 +147,7 @@ def contradictions(
 
 
 def _most_in_order(saves: Sequence[_Save]) -> set[int]:
-    """Return the indexes of a longest subsequence whose dates do not fall.
+    """Return the indexes of a longest subsequence whose dates do not fall; ``saves`` are by step.
 
     Of two saves that contradict each other, the smaller step's stays.
     """
@@ -167,9 +169,10 @@ def _most_in_order(saves: Sequence[_Save]) -> set[int]:
 
 
 def _series(all_dates: Sequence[SaveDates]) -> Iterator[tuple[str, list[list[_Save]]]]:
-    """Yield each series of names with its trainings, the oldest first; saves are sorted by step.
+    """Yield each series of names with its trainings, the oldest first; each is sorted by step.
 
-    Names without a step are left out.
+    Names without a step are left out. Saves are given to trainings by arrival
+    (`_Training.is_over`).
     """
     series: dict[str, list[_Save]] = {}
     for number, dates in enumerate(all_dates):
@@ -187,7 +190,7 @@ def _series(all_dates: Sequence[SaveDates]) -> Iterator[tuple[str, list[list[_Sa
 
 
 def _agree(first: _Save, second: _Save) -> bool:
-    """Return whether two saves that arrived in this order also have it by step and date."""
+    """Return whether two saves, neither ahead, have rising steps and dates in this order."""
     is_known = not (first.dates.is_ahead or second.dates.is_ahead)
     is_later = first.dates.written < second.dates.written
     return is_known and is_later and first.step < second.step

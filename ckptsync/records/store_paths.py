@@ -122,9 +122,9 @@ def records_prefix(run: str, location: str) -> str:
 
 
 def parse_record_name(name: str) -> RecordName | None:
-    """Return the parts of a record's name, or None for any other name.
+    """Return the parts of a record's name in a store, or None for any other name.
 
-    ``str(parse_record_name(s)) == s``.
+    Agreements and announcements are none. ``str(parse_record_name(s)) == s``.
     """
     head, _, base = name.rpartition("/")
     run, _, location = head.partition(f"/{RECORDS}/")

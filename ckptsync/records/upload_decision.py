@@ -113,8 +113,8 @@ def part_of(whole: Manifest, files: Iterable[FileEntry]) -> Manifest:
 def list_unsent(draft: Manifest, stored: Sequence[Manifest]) -> tuple[Unsent, ...]:
     """Return the files of ``draft`` that this node has not named in the location, small ones first.
 
-    Small files are metadata that says what the shards are. ``stored``: the live manifests of
-    ``draft.location``.
+    A file counts as named with its digest. Small files are metadata that says what the shards are.
+    ``stored``: the live manifests of ``draft.location``.
     """
     own_files = {(f.path, f.digest) for m in stored if m.node == draft.node for f in m.files}
     plain_digests: dict[str, str] = {}
@@ -140,9 +140,10 @@ def list_unsent(draft: Manifest, stored: Sequence[Manifest]) -> tuple[Unsent, ..
 def list_left_behind(
     draft: Manifest, stored_manifests: Iterable[manifest_groups.StoredManifest]
 ) -> tuple[str, ...]:
-    """Return this node's manifests in other locations whose files are all in ``draft`` too.
+    """Return the names of this node's manifests elsewhere that name only files of ``draft``.
 
-    They name a part of the same save, and were written before it was known to belong here.
+    Path, digest and mtime must match, for all its manifests of a location. They name a part of the
+    same save, and were written before it was known to belong here.
     """
     draft_files = {(f.path, f.digest, f.mtime) for f in draft.files}
     locations: dict[str, list[manifest_groups.StoredManifest]] = {}
@@ -169,11 +170,11 @@ def find_holder(
 ) -> Manifest | None:
     """Return a manifest of a location that has all of these files by path, size and mtime (ns).
 
-    None if no location has. What ``node`` named itself counts before what all nodes together have:
-    a directory may hold files of several nodes, pulled or copied. A file of another node whose time
-    has no fraction does not count, since that may be chance. ``known_digests``: digests of files
-    that were read because their times differ from the manifests'. So a worker that is started again
-    need not read everything again.
+    None if no location has, or there are no files. What ``node`` named itself counts first, then
+    what all nodes together have (a directory may hold files of several nodes, pulled or copied),
+    then what ``node`` has without the files of other nodes' ranks. A file of another node whose
+    time has no fraction does not count, since that may be chance. ``known_digests``: digests of
+    files that were read because their times differ from the manifests'.
     """
     keys = [(s.path, s.size, s.mtime) for s in stats]
     own_manifests = [m for m in manifests if m.node == node]
@@ -192,7 +193,8 @@ def find_stored(
 ) -> Manifest | None:
     """Return a manifest of a location that has all these files by path and digest, or None.
 
-    That is proof, where `find_holder` is a good guess.
+    It is the last of ``node`` there if there is one. That is proof, where `find_holder` is a good
+    guess.
     """
     digests = {f.path: {f.digest} for f in files}
     return next(
@@ -244,7 +246,8 @@ def _may_be_of_save(manifest: Manifest, draft: Manifest) -> bool:
 def without_copies(draft: Manifest, manifests: Iterable[Manifest]) -> Manifest:
     """Return ``draft`` without the files of ranks that another node wrote; all if none is left.
 
-    `_files_written_by` says which files these are.
+    Its ``ranks`` are then those of the files that are left. `_files_written_by` says which files
+    go.
     """
     written = {
         key[0]
@@ -288,8 +291,8 @@ def has_other_part(
 ) -> bool:
     """Return whether another node has stored its part of the save that wrote these files.
 
-    The newest of ``stats`` must lie within the time span of that node's manifest. ``offset``: this
-    node's clock minus the store's, ns.
+    The newest of ``stats`` must lie within the time span of that node's manifest, or `SLACK` of it;
+    False without ``stats``. ``offset``: this node's clock minus the store's, ns.
     """
     times = [s.mtime - offset for s in stats]
     return bool(times) and any(
@@ -307,9 +310,10 @@ def is_retired(
 ) -> bool:
     """Return whether these files, or a save that they are added to, were given up.
 
-    ``tombstones``: those of this checkpoint's name, with the store's time of each. If gc has
-    already deleted the manifest that a tombstone names, time decides: a save that ended before, by
-    this node's own clock, was meant.
+    ``tombstones``: those of this checkpoint's name, with the mtime of each in seconds on the
+    store's clock; withdrawn ones do not count, those of shards do. If a tombstone names a manifest
+    of this node that is deleted, time decides: a save that ended no later than the tombstone says
+    of this node, or before the tombstone's mtime if it says nothing, was meant.
     """
     files_now = tuple(stats)
     manifests = {k.name: k.manifest for k in stored_manifests}
@@ -354,7 +358,7 @@ def list_doubtful_names(
 
     Another node names the same stored file with another digest. If the store cannot create a name
     exclusively (``is_exclusive`` is false), any plain name of a path that two nodes name with two
-    digests may have been written by both.
+    digests may have been written by both. Only live manifests of ``location`` count.
     """
     manifests_here = manifest_groups.manifests_in(location, stored_manifests)
     contested = manifest_groups.contested_names(manifests_here)
@@ -375,7 +379,10 @@ def list_doubtful_names(
 def _find_covering(
     keys: Sequence[FileKey], node: str, manifests: Iterable[Manifest], known_digests: KnownDigests
 ) -> Manifest | None:
-    """Return a manifest of the first location, by name, that has all these files, or None."""
+    """Return the last manifest of the first location, by name, that has all these files, or None.
+
+    See `find_holder` for what counts.
+    """
     for manifests_here in _by_location(manifests):
         digests = {key[0]: {known_digests[key]} if key in known_digests else set() for key in keys}
         all_keys = set(keys)
@@ -393,9 +400,9 @@ def _is_covered(
 ) -> bool:
     """Return whether one location has all these files, as a pull of it writes them.
 
-    ``files``: path → digests, one of which the file has. A pull for no node, or for one of the
-    location's nodes, whose own content of a path is chosen. If ``node`` has named files there, only
-    its own content counts: another content of a path has still to be recorded.
+    ``files``: path → digests, one of which the file has; False without any. A pull is for no node,
+    or for one of the location's nodes, whose own content of a path is chosen. If ``node`` has named
+    files there, only its own content counts: another content of a path has still to be recorded.
     """
     if not files or not all(files.values()):
         return False

@@ -62,7 +62,7 @@ class CountedTensor:
 
     @property
     def is_zero(self) -> bool:
-        """Return whether all values are zero, of a floating type and more than one."""
+        """Return whether the tensor has over one value, of a floating type, and all are zero."""
         values = self.values
         return values is not None and values[5] is not None and values[2] == self.size > 1
 
@@ -112,14 +112,15 @@ def find_weights(
     read_first: Callable[[], CountedModel | None],
     norm_jump: float = NORM_JUMP,
 ) -> tuple[WeightsFinding, ...]:
-    """Return what looks wrong in a model.
+    """Return what looks wrong in a model; () if nothing.
 
-    If its weights equal the last model's, it is not compared further: the findings are those about
-    the model alone, then `same`.
+    If its weights equal the last model's, and it is not the model at the end, it is not compared
+    further: the findings are those about the model alone, then `same`.
 
-    ``earlier``: at most `EARLIER` models before it in its run, the last one first. ``read_first``
-    returns the run's first model, or None if ``own`` is it; it is called only if the answer depends
-    on it. ``norm_jump``: the factor by which a norm must change to be a finding; 0 for never.
+    ``earlier``: at most `EARLIER` models before it in its run, the last one first; empty to look at
+    the model alone. ``read_first`` returns the run's first model, or None if ``own`` is it; it may
+    read the store, and is called only if a tensor holds infinity without NaN. ``norm_jump``: the
+    factor by which a norm must change at least to be a finding; 0 for never.
     """
     findings = [*_find_nonfinite(own, read_first), *_find_idle_adapter(own)]
     if earlier:
@@ -143,10 +144,11 @@ def _digests(model: CountedModel) -> dict[str, str]:
 def _find_nonfinite(
     own: CountedModel, read_first: Callable[[], CountedModel | None]
 ) -> Iterator[WeightsFinding]:
-    """Yield one finding for all tensors with NaN or infinity that may be unwanted.
+    """Yield at most one finding for all tensors with NaN or infinity that may be unwanted.
 
-    A tensor without NaN that has not changed since the run's first model is not named: a buffer may
-    hold infinity on purpose.
+    Masks, and a tensor without NaN that has not changed since the run's first model, are not named:
+    a buffer may hold infinity on purpose. ``read_first`` is called only if there may be such a
+    tensor.
     """
     nonfinite = [n for n, t in own.tensors.items() if t.values and holds_nonfinite(n, t.values)]
     if any(not values[0] for n in nonfinite if (values := own.tensors[n].values)) and (
@@ -180,9 +182,10 @@ def _find_idle_adapter(own: CountedModel) -> Iterator[WeightsFinding]:
 def _find_unchanged(own: CountedModel, earlier: Sequence[CountedModel]) -> Iterator[WeightsFinding]:
     """Yield one finding for tensors that did not change, and changed between all models before.
 
-    Nothing is yielded with fewer than `EARLIER` earlier models, or for the model at the end. Small
-    tensors of types with few digits do not count, since a small step may leave them; nor an expert
-    that no token reached, if others of its layer changed.
+    Nothing is yielded with fewer than `EARLIER` earlier models, for the model at the end, or if
+    they are less than `_SHARE` of the changing elements. Small tensors of types with few digits do
+    not count, since a small step may leave them; nor an expert that no token reached, if others of
+    its layer changed.
     """
     if len(earlier) < EARLIER or own.step == inf:
         return
@@ -212,7 +215,7 @@ def _of_layer(name: str) -> str:
 
 
 def _is_moving(name: str, earlier: Sequence[CountedModel]) -> bool:
-    """Return whether a tensor without NaN, of a floating type, changed between all these models."""
+    """Return whether a floating tensor without NaN is in all these models and always changed."""
     tensors = [model.tensors.get(name) for model in earlier]
     digests = [tensor.digest if tensor else "" for tensor in tensors]
     are_numbers = all(
@@ -222,7 +225,7 @@ def _is_moving(name: str, earlier: Sequence[CountedModel]) -> bool:
 
 
 def _find_emptied(own: CountedModel, last: CountedModel) -> Iterator[WeightsFinding]:
-    """Yield findings for tensors that had values in ``last`` and are all zero, or empty, now."""
+    """Yield up to two findings: tensors with other values in ``last``, now zero or empty."""
     pairs = [(n, t, last.tensors[n]) for n, t in own.tensors.items() if n in last.tensors]
     zero = [n for n, t, before in pairs if t.is_zero and before.values and not before.is_zero]
     empty = [n for n, t, before in pairs if t.size == 0 < before.size]
@@ -235,18 +238,19 @@ def _find_emptied(own: CountedModel, last: CountedModel) -> Iterator[WeightsFind
 def _find_jumps(
     own: CountedModel, earlier: Sequence[CountedModel], factor: float
 ) -> Iterator[WeightsFinding]:
-    """Yield one finding for tensors whose norm changed by far more than is usual for them.
+    """Yield at most one finding for tensors whose norm changed by far more than is usual for them.
 
-    Only matrices, and tensors with a part of the model's norm, count: a bias may be nearly 0 and
-    grow by any factor. ``factor``: the least change of a norm that counts.
+    The tensor with the largest change comes first. Only matrices, and tensors with a part of the
+    model's norm, count: a bias may be nearly 0 and grow by any factor. A tensor with a norm of 0 in
+    any of the models is passed over. ``factor``: the least change of a norm that counts.
     """
     least_norm = sqrt(_SHARE) * hypot(*(tensor.norm for tensor in own.tensors.values()))
     moves: dict[str, float] = {}
     for name, tensor in own.tensors.items():
-        if not (tensor.is_matrix or tensor.norm >= least_norm):
+        if name not in earlier[0].tensors or not (tensor.is_matrix or tensor.norm >= least_norm):
             continue
         norms = [(m.step, m.tensors[name].norm) for m in (own, *earlier) if name in m.tensors]
-        if len(norms) > 1 and all(norm for _, norm in norms):
+        if all(norm for _, norm in norms):
             move = abs(log(norms[0][1]) - log(norms[1][1]))
             if move > _usual_move(name, norms, factor):
                 moves[name] = move
@@ -262,12 +266,12 @@ def _find_jumps(
 
 
 def _usual_move(name: str, norms: Sequence[tuple[float, float]], factor: float) -> float:
-    """Return how far the logarithm of a tensor's norm may move to the first of ``norms``.
+    """Return how far the logarithm of a tensor's norm may move to the first of ``norms``, at most.
 
-    ``norms``: (step, norm) pairs, the last first, at least two. It is the greatest earlier move
-    times `_TIMES_USUAL`, but at least the logarithm of ``factor``. A move over more steps than an
-    earlier one may be larger in proportion. Without earlier moves it is the logarithm of ``factor``
-    times `_AT_FIRST`, and infinite for LoRA's B, which grows from zero.
+    ``norms``: (step, norm) pairs, the last first, at least two, none 0. It is the greatest earlier
+    move times `_TIMES_USUAL`, but at least the logarithm of ``factor``. A move over more steps than
+    an earlier one may be larger in proportion. Without earlier moves it is the logarithm of
+    ``factor`` times `_AT_FIRST`, and infinite for LoRA's B, which grows from zero.
     """
     steps = norms[0][0] - norms[1][0]
     moves = [

@@ -111,7 +111,7 @@ def tensors_digest(tensors: Iterable[ModelTensor]) -> str:
 
 
 def rounded(value: float | None) -> float | None:
-    """Return a value to six digits; None if JSON has no number for it."""
+    """Return a value to six digits; None for None, NaN, infinity, and what rounds to infinity."""
     if value is None or not -_MOST <= value <= _MOST:
         return None
     return float(f"{value:.6g}")
@@ -126,8 +126,8 @@ def find_values(
 ) -> ModelValues | None:
     """Return a model's values and findings by its records; None if no record has its values.
 
-    A record with more values than a tensor has elements is ignored: whoever may write to a store
-    may write one.
+    A record that counts more values than a tensor has elements is ignored: anybody who may write to
+    a store may write one. If no record compared the model, the one finding possible is `nonfinite`.
     """
     own_records = records_of(tensors, records)
     values = first_values(tensors, own_records)
@@ -145,7 +145,7 @@ def find_values(
 def records_of(
     tensors: Sequence[ModelTensor], records: Mapping[str, WeightsRecord]
 ) -> tuple[WeightsRecord, ...]:
-    """Return the records that are of a model with these tensors, sorted by name."""
+    """Return the records whose ``of`` is the `tensors_digest` of these tensors, sorted by name."""
     own_digest = tensors_digest(tensors) if records else ""
     return tuple(record for _, record in sorted(records.items()) if record.of == own_digest)
 
@@ -160,9 +160,9 @@ def first_values(
 
 
 def last_findings(records: Iterable[WeightsRecord]) -> tuple[WeightsFinding, ...] | None:
-    """Return the findings of the record with the highest number; None if no record compared.
+    """Return the findings of the record with the highest number that compared; None if none did.
 
-    At most `MOST_FINDINGS` are returned, each shortened.
+    At most `MOST_FINDINGS` are returned, with texts and names cut to `MOST_TEXT` characters.
     """
     with_findings = [record for record in records if record.compared is not None]
     if not with_findings:
@@ -181,7 +181,7 @@ def _shorten(finding: WeightsFinding) -> WeightsFinding:
 def holds_nonfinite(name: str, values: TensorValues) -> bool:
     """Return whether a tensor holds NaN, or infinity without being a mask.
 
-    A tensor is a mask if its name says so, or if its finite values are all zero.
+    A tensor is a mask if the last part of its name has `mask`, or its finite values are all zero.
     """
     nans, infinities, zeros, low, high, _ = values
     is_mask = bool(zeros and low == high == 0) or "mask" in name.rpartition(".")[2].lower()
@@ -198,7 +198,10 @@ def nonfinite_finding(names: Sequence[str]) -> WeightsFinding:
 def _may_be_values_of(
     tensors: Sequence[ModelTensor], values: Sequence[TensorValues | None]
 ) -> bool:
-    """Return whether ``values`` may be of ``tensors``, by their number and counts."""
+    """Return whether ``values`` may be of ``tensors``: as many, and no more counted than elements.
+
+    False also if the tensors have `_LARGEST` elements or more.
+    """
     if len(values) != len(tensors):
         return False
     sizes = [elements(tensor) for tensor in tensors]
@@ -218,7 +221,11 @@ def elements(tensor: ModelTensor) -> int:
 def group_values(
     tensors: Sequence[ModelTensor], values: Sequence[TensorValues | None]
 ) -> ModelValues:
-    """Return the values of a model's tensors by group of layers, without findings."""
+    """Return the values of a model's tensors by group of layers, without findings.
+
+    Tensors without values are counted in ``uncounted`` alone. ``values`` are in the order of
+    ``tensors``.
+    """
     groups: dict[LayerGroup, list[tuple[ModelTensor, TensorValues]]] = {}
     nonfinite = []
     for tensor, tensor_values in zip(tensors, values, strict=True):
@@ -236,7 +243,7 @@ def group_values(
 def _combine_group(
     group: LayerGroup, pairs: Sequence[tuple[ModelTensor, TensorValues]]
 ) -> GroupValues:
-    """Return the sums, extremes and norm of a group's tensors."""
+    """Return the sums, extremes and norm of a group's tensors, None where no tensor has any."""
     lows = [low for _, (_, _, _, low, _, _) in pairs if low is not None]
     highs = [high for _, (_, _, _, _, high, _) in pairs if high is not None]
     norms = [norm for _, (*_, norm) in pairs if norm is not None]

@@ -130,6 +130,13 @@ TABLE: Mapping[str, tuple[list[CountedModel], list[str]]] = {
     "a scalar that is zero": (changed(FEW, bias=tensor("z", 0.0, 1)), []),
     "ten times": (changed(FEW, matrix=tensor("x", 110.0)), ["jump"]),
     "a tenth": (changed(FEW, matrix=tensor("x", 1.0)), ["jump"]),
+    "ten times of one that the last model lacks": (
+        changed(
+            [*FEW[:-2], replace(FEW[-2], tensors={BIAS: FEW[-2].tensors[BIAS]}), FEW[-1]],
+            matrix=tensor("x", 110.0),
+        ),
+        [],
+    ),
     "less than twice": (changed(FEW, matrix=tensor("x", 20.0)), []),
     "ten times at the second save": (changed(training(2), matrix=tensor("x", 100.0)), []),
     "a hundred times at the second save": (
