@@ -105,9 +105,10 @@ def without_frames(e: E) -> E:
 
 
 def not_parsed(e: BaseException, name: str, expected: str, hint: str = "") -> Corrupt:
-    """Return the Corrupt that says that ``name`` is not ``expected``, and why in short.
+    """Return (not raise) the Corrupt that says that ``name`` is not ``expected``, and why in short.
 
-    ``expected``: with its article, such as "an index".
+    ``expected``: with its article, such as "an index". The reason is at most 200 characters of
+    ``e``.
     """
     reason = str(e)[:200]  # an error stands on one line
     if isinstance(e, RecursionError):
@@ -119,7 +120,10 @@ def not_parsed(e: BaseException, name: str, expected: str, hint: str = "") -> Co
 
 @contextmanager
 def name_in_errors(prefix: str) -> Iterator[None]:
-    """Put ``prefix`` before the text of a Corrupt or Unsupported that the block raises, once."""
+    """In the block, raise a Corrupt or Unsupported again with ``prefix: `` before its text.
+
+    Its hint is kept. A text that begins with ``prefix``, and any other error, is not changed.
+    """
     try:
         yield
     except (Corrupt, Unsupported) as e:

@@ -45,7 +45,10 @@ class ThreadPool(ThreadPoolExecutor):
     """
 
     def _adjust_thread_count(self) -> None:
-        """Start a thread if one is needed; raise CkptsyncError if there is none at all."""
+        """Start a thread if one is needed; pass over a refusal if the pool has a thread already.
+
+        Raise CkptsyncError if it has none.
+        """
         try:
             super()._adjust_thread_count()
         except RuntimeError as e:
