@@ -392,11 +392,8 @@ def resume_step(
     """Return the greatest step that a training can resume from; None without such a checkpoint.
 
     None also if the store has no such run.  ``trust``: "verified", or "complete" for checkpoints
-    whose files are all in the store and were not read again.  Checkpoints without a step in the
-    name do not count.
-
-    Raises ConfigError if there is no such store, StoreError; Corrupt or Unsupported if a record of
-    the run cannot be read.
+    whose files are all in the store and were not read again.  Raises ConfigError if there is no
+    such store, StoreError; Corrupt or Unsupported if a record of the run cannot be read.
     """
     opened = _open_store(store, options)
     try:

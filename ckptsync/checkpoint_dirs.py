@@ -154,10 +154,7 @@ class ListedCheckpoint:
 
 
 def list_checkpoint(checkpoint_dir: CheckpointDir) -> ListedCheckpoint:
-    """Return the files of a checkpoint as they are now: none if it has vanished or is a link.
-
-    Raises as `ckptsync.walk.walk`.
-    """
+    """Return the present files of a checkpoint: none if it has vanished. Raises as `walk`."""
     below = walk(checkpoint_dir.path, checkpoint_dir.only)
     return ListedCheckpoint(
         checkpoint_dir.name,

@@ -192,9 +192,8 @@ class Child:
 
         If it still runs it gets SIGTERM, and `TO_END` seconds later SIGKILL; its group always gets
         SIGKILL. Return None if it does not die within `TO_DIE` seconds: it is left behind, and a
-        later call returns -SIGKILL. The socket is closed. Further calls return the status again.
-
-        The process is reaped last: until then no other process gets the number of its group.
+        later call returns -SIGKILL. The process is reaped last: until then no other process gets
+        the number of its group.
         """
         if self._process.returncode is None:
             if not self._is_over(patience):

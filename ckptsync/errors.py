@@ -105,10 +105,9 @@ def without_frames(e: E) -> E:
 
 
 def not_parsed(e: BaseException, name: str, expected: str, hint: str = "") -> Corrupt:
-    """Return (not raise) the Corrupt that says that ``name`` is not ``expected``, and why in short.
+    """Return the Corrupt that says that ``name`` is not ``expected``, and why in 200 characters.
 
-    ``expected``: with its article, such as "an index". The reason is at most 200 characters of
-    ``e``.
+    ``expected``: with its article, such as "an index".
     """
     reason = str(e)[:200]  # an error stands on one line
     if isinstance(e, RecursionError):

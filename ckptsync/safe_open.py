@@ -71,10 +71,10 @@ def read_named(path: str | os.PathLike[str], limit: int) -> bytes:
 
 
 def replace_named(path: Path, data: bytes) -> None:
-    """Write a whole file that everybody may read, in place of the file at ``path``.
+    """Write a whole file that everybody may read, in place of the file at ``path``; do not sync it.
 
-    A draft with a random name is renamed to it, so no link that somebody put there is followed. It
-    is not synced to disk. Raises OSError; then the draft is deleted, and the old file is unchanged.
+    A draft with a random name is renamed to it, so no link that somebody put there is followed.
+    Raises OSError; then the draft is deleted.
     """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -127,10 +127,7 @@ def parent_of(root: str, name: str) -> Iterator[tuple[int, str]]:
 
 
 def open_file(root: str, name: str) -> int:
-    """Return a regular file's descriptor for reading, for the caller to close.
-
-    Raise OSError if there is none, or a part of ``name`` is a link.
-    """
+    """Return a descriptor, for the caller to close, of a regular file; raise OSError if none."""
     with parent_of(root, name) as (directory, last):
         return open_regular(directory, last, name)
 
@@ -181,10 +178,9 @@ def unlink(root: str, name: str) -> None:
 def refresh(root: str, name: str) -> None:
     """Make a client of NFS forget that ``name`` was absent, by opening the directory that it is in.
 
-    The client drops the cached names of a directory once it sees that the directory has changed,
-    and opening one for reading, unlike `PASS`, makes it ask (nfs(5), "Directory entry caching";
-    Linux, fs/nfs/dir.c, nfs_lookup_verify_inode). A directory that may not be read is passed over:
-    then only time helps. Raises any other OSError.
+    Opening one for reading, unlike `PASS`, makes the client ask, and drop cached names if it has
+    changed (nfs(5), "Directory entry caching"; Linux, fs/nfs/dir.c, nfs_lookup_verify_inode). A
+    directory that may not be read is passed over. Raises any other OSError.
     """
     # it may be passed through without being read: then only time tells
     with contextlib.suppress(PermissionError):
@@ -287,18 +283,13 @@ def tree(
     failed: Callable[[OSError, str], object],
     enter: Callable[[int, str], int] = open_directory_in,
 ) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield all but directories below an open directory, sorted by whole name; follow no link.
+    """Yield path and `lstat` of all but directories below an open directory, sorted by whole name.
 
-    A lazy generator; it yields the path and `lstat` result. ``directory`` stays open, for the
-    caller to close; while the caller works, the directories above the yielded file are open.
-
-    Args:
-        directory: a descriptor, for reading.
-        prefix: comes before each name.
-        skips: called with prefix and name; True leaves the name out, and does not enter it.
-        failed: called with each error and its path; it raises, or the path counts as absent.
-        enter: opens a directory, given by its path, in an open one.
-
+    Lazy; follow no link. ``prefix`` comes before each name. ``skips`` is called with the prefix of
+    a name and the name; a directory that it skips is not entered. ``failed`` is called with each
+    error and its path: it raises, or the path counts as absent. ``enter`` opens a directory, given
+    by its path, in an open one. While the caller works, the directories above the yielded file are
+    open.
     """
     kept_entries: list[os.DirEntry[str]] = []
     keyed_entries: list[tuple[str, os.DirEntry[str]]] = []

@@ -45,10 +45,7 @@ class ThreadPool(ThreadPoolExecutor):
     """
 
     def _adjust_thread_count(self) -> None:
-        """Start a thread if one is needed; pass over a refusal if the pool has a thread already.
-
-        Raise CkptsyncError if it has none.
-        """
+        """Start a thread if needed; raise CkptsyncError if that fails and the pool has none."""
         try:
             super()._adjust_thread_count()
         except RuntimeError as e:

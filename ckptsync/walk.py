@@ -113,11 +113,9 @@ def walk(root: Path, only: Collection[str] | None = None, above: int | None = No
 
     ``only``: the names directly in ``root`` that are listed, if others there belong to no or
     another checkpoint. ``above``: if ``root`` lies in a spool, the open directory of it that
-    ``root`` is in. A file that vanishes meanwhile is left out. Content of directories named as a
-    spool or `RECORDS` is not listed, only the name, in ``others``.
-
-    Raises ConfigError if something may not be read, StoreError if the disk fails, Corrupt if
-    directories are nested deeper than `DEEPEST`, UnsafeSpool.
+    ``root`` is in. A spool or `RECORDS` is not entered. Raises ConfigError if something may not be
+    read, StoreError if the disk fails, Corrupt if directories are nested deeper than `DEEPEST`,
+    UnsafeSpool.
     """
     files: list[Stat] = []
     partial: list[Stat] = []

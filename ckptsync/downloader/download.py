@@ -193,8 +193,8 @@ class Download:
     def _open_hidden(self) -> Iterator[PosixStore]:
         """Make, open and lock the hidden directory; yield a store in it; unlock it after the block.
 
-        Missing directories above it are made. In the block `_open` is its path by descriptor. Raise
-        Busy as `_lock`, ConfigError if a file or link has the name, StoreError.
+        In the block `_open` is its path by descriptor. Raise Busy as `_lock`, ConfigError if a file
+        or link has the name, StoreError.
         """
         with _raising_ours(self._parent):
             self._parent.mkdir(parents=True, exist_ok=True)
@@ -311,8 +311,8 @@ class Download:
 def write_pointers(directory: Path, pointers: Mapping[str, bytes]) -> tuple[str, ...]:
     """Write each file of ``pointers`` into ``directory`` whose content differs, or which is a link.
 
-    Return the names that were written; {} writes nothing. The files tell trainers the newest
-    checkpoint, and existing ones are replaced. Raise StoreError; OSError if one cannot be read.
+    Return the names that were written. Existing files are replaced. Raise StoreError; OSError if
+    one cannot be read.
     """
     store, written = PosixStore(str(directory)), []
     for name, content in pointers.items():

@@ -50,14 +50,10 @@ def find(store: Store, request: PullRequest) -> FoundCheckpoint:
     """Return the requested checkpoint with the plan of its download, from records read now.
 
     With ``trust`` `any`, a checkpoint (but no model) may lack files: ``plan.missing`` names them.
-
-    Raises:
-        ConfigError: the run, the checkpoint, or a file of the node does not exist.
-        Incomplete: it may not be given (`choose`), lacks files or a model, or has just been moved.
-        Corrupt: it is a CONFLICT, or DAMAGED and lacks files, or has unsafe names.
-        CkptsyncError: of a manifest or tombstone of the named location that cannot be read.
-        StoreError: the store cannot be read.
-
+    Raise ConfigError if the run, the checkpoint, or a file of the node does not exist; Incomplete
+    if it may not be given (`choose`), lacks files or a model, or has just moved; Corrupt for a
+    CONFLICT, unsafe names, or DAMAGED with files missing; the error of its manifest or tombstone;
+    StoreError.
     """
     what = request.what.strip("/")
     catalogue = read_catalogue(store, run=what.rpartition("/")[0] or what)
