@@ -101,7 +101,7 @@ class StoredCheckpoint:
 
     ``evidence``: why its ``status`` is no better.  ``model``, ``resume``: whether the store has all
     files that a model needs, or that a training needs to resume.  ``bytes``: the size of the
-    trainer's files.
+    trainer's files when all are uploaded, or of those stored if no node says it.
     """
 
     run: str
@@ -197,8 +197,9 @@ def merge(
 def inspect(*places: Place, options: Mapping[str, object] | None = None) -> Inspection:
     """Return the layouts, tensors and missing files of a checkpoint, as ``ckptsync inspect``.
 
-    Several ``places`` hold the parts of one save.  Raises ConfigError, StoreError; Unsupported or
-    Incomplete if there are no weights; Corrupt if the places hold different saves.
+    Several ``places`` hold the parts of one save.  Only headers and metadata are read.  Raises
+    ConfigError, StoreError; Unsupported or Incomplete if there are no weights; Corrupt if a file
+    has two sizes in the places, or metadata is damaged.
     """
     access = Access(options or {})
     trees = [path_or_url.list_tree(located(os.fspath(place)), access) for place in places]
@@ -216,10 +217,11 @@ def diff(
 ) -> tuple[Difference, ...]:
     """Return a difference for each tensor of two checkpoints, models or adapters.
 
-    As ``ckptsync diff``: the tensors that `merge` would write are compared, and equal ones have the
-    ``state`` "same".  Several places hold the parts of one save.
+    As ``ckptsync diff``: the tensors that `merge` would write are read and compared, and equal ones
+    have the ``state`` "same".  Several places hold the parts of one save.
 
-    Raises ConfigError, Incomplete, Unsupported, Corrupt, StoreError.
+    Raises ConfigError, Unsupported, Corrupt, StoreError; Incomplete if a part is missing, or a file
+    changed meanwhile.
     """
     access = Access(options or {})
     sides: list[Side] = []
@@ -247,10 +249,12 @@ def verify(
 ) -> tuple[Report, ...]:
     """Read every byte of a store, a run or checkpoint in it, or a directory; return the reports.
 
-    Reports with news are written to the store, as by ``ckptsync verify``.  A report's ``verdict``
-    is ok, damaged or incomplete.  ``level``: digest for a store and parse for a directory, if None.
+    Damage is no error: a report's ``verdict`` is ok, damaged or incomplete.  Reports with news are
+    written to the store, each as soon as its location is read.  ``level``: digest for a store and
+    parse for a directory, if None; stat reads no bytes.
 
-    Raises ConfigError, Unsupported, StoreError.
+    Raises ConfigError if nothing has that name or level, Unsupported, after all other locations,
+    for newer records; StoreError.
     """
     target = resolve_target(os.fspath(place), Access(options or {}))
     is_store = isinstance(target, InStore)
@@ -278,7 +282,8 @@ def push(
 ) -> tuple[UploadProgress, ...]:
     """Upload a checkpoint, or all of an output directory; return the progress of each save.
 
-    Files that the store has already are not uploaded again.
+    Files that the store has already are not uploaded again.  If a save fails, the others are
+    uploaded, then its error is raised.
 
     Args:
         directory: the checkpoint, or the directory that holds checkpoints.
@@ -322,20 +327,25 @@ def pull(
     options: Mapping[str, object] | None = None,
     progress: Progress | None = None,
 ) -> PulledCheckpoint:
-    """Download a checkpoint, or its consolidated model, and return where it is; check every byte.
+    """Download a checkpoint, or its consolidated model; check every byte, and return where it is.
+
+    Files of an earlier, interrupted call are kept and completed.  ``notes`` of the result also name
+    missing files.
 
     Args:
-        target: ``RUN`` (its newest VERIFIED checkpoint) or ``RUN/CHECKPOINT``.
+        target: ``RUN`` (its newest VERIFIED checkpoint) or ``RUN/CHECKPOINT``, of
+            which all files must be stored.
         destination: an output directory, in which the checkpoint appears whole or not at all; the
             model's own directory, where ``consolidated``.
         store: the store that has it.
         node: only what that node needs to resume.
         consolidated: download the consolidated model instead.
-        unverified: allow a checkpoint that is not VERIFIED.
+        unverified: allow ``RUN`` to mean one not VERIFIED, and one that is retired or lacks files.
         options: of the store's client.
         progress: gets bytes done and in all.
 
-    Raises ConfigError, Incomplete, StoreError; Corrupt if a file is damaged.
+    Raises ConfigError, also if another directory has the place or another pull runs; Incomplete,
+    StoreError; Corrupt if a file is damaged.
 
     """
     opened, directory = _open_store(store, options), Path(destination).absolute()
@@ -364,8 +374,8 @@ def list_checkpoints(
 ) -> tuple[StoredCheckpoint, ...]:
     """Return the checkpoints of a store, or of one ``run``: by run, the oldest first.
 
-    Raises ConfigError if there is no such store or run, StoreError; Corrupt or Unsupported if a
-    record cannot be read.
+    () for an empty store.  Raises ConfigError if there is no such store or run, StoreError; Corrupt
+    or Unsupported if any record read for this cannot be read.
     """
     return tuple(
         _stored_checkpoint(summary) for summary in _read_summaries(_open_store(store, options), run)
@@ -379,12 +389,11 @@ def resume_step(
     trust: Literal["verified", "complete"] = "verified",
     options: Mapping[str, object] | None = None,
 ) -> int | None:
-    """Return the step of the newest checkpoint that a training can resume from; None without one.
+    """Return the greatest step that a training can resume from; None without such a checkpoint.
 
     None also if the store has no such run.  ``trust``: "verified", or "complete" for checkpoints
-    whose files are all in the store and were not read again.
-
-    Raises ConfigError if there is no such store, StoreError.
+    whose files are all in the store and were not read again.  Raises ConfigError if there is no
+    such store, StoreError; Corrupt or Unsupported if a record of the run cannot be read.
     """
     opened = _open_store(store, options)
     try:
@@ -407,13 +416,16 @@ def _as_list(places: Place | Sequence[Place]) -> Sequence[Place]:
 
 
 def _open_store(store: Place, options: Mapping[str, object] | None) -> Store:
-    """Open a store that exists.  Raises ConfigError, StoreError."""
+    """Return a store that exists, opened by its path or URL.  Raises as `open_store`."""
     url = os.fspath(store)
     return open_store(url, options_for(url, options or {}))
 
 
 def _read_summaries(store: Store, run: str) -> Sequence[Summary]:
-    """Return the locations of a store, or of a run.  Raises as `list_checkpoints` does."""
+    """Return the locations of a store, or of ``run`` if it is not "": by run, the oldest first.
+
+    Raises the error of the first record that cannot be read, and as `list_checkpoints` does.
+    """
     catalogue = read_catalogue(store, run=run)
     for fault in catalogue.faults:
         raise fault.error

@@ -154,10 +154,7 @@ class ListedCheckpoint:
 
 
 def list_checkpoint(checkpoint_dir: CheckpointDir) -> ListedCheckpoint:
-    """Return the files of a checkpoint as they are now: none if it has vanished.
-
-    Raises as `ckptsync.walk.walk`.
-    """
+    """Return the present files of a checkpoint: none if it has vanished. Raises as `walk`."""
     below = walk(checkpoint_dir.path, checkpoint_dir.only)
     return ListedCheckpoint(
         checkpoint_dir.name,
@@ -172,7 +169,9 @@ def list_checkpoint(checkpoint_dir: CheckpointDir) -> ListedCheckpoint:
 def list_aside(output_dir: Path) -> dict[str, tuple[str, tuple[Stat, ...]]]:
     """Return the checkpoints in `ASIDE`: the name there → the checkpoint's name, and its files.
 
-    Paths of files are relative to the checkpoint. Raises as `ckptsync.walk.walk`.
+    The checkpoint's name is the name there without a number at its end (``.2``). Paths of files are
+    relative to the checkpoint; a file directly in `ASIDE` is a checkpoint by itself. Unfinished
+    files are left out; {} without `ASIDE`. Raises as `ckptsync.walk.walk`.
     """
     files: dict[str, list[Stat]] = {}
     for file in walk(output_dir / ASIDE).files:
@@ -184,7 +183,9 @@ def list_aside(output_dir: Path) -> dict[str, tuple[str, tuple[Stat, ...]]]:
 def find_checkpoint_dirs(output_dir: Path) -> tuple[CheckpointDir, ...]:
     """Return the checkpoints of an output directory, sorted by name, without listing their files.
 
-    Raises ConfigError if a directory may not be read, StoreError if the disk fails.
+    () if it does not exist. No two have one name: the second that is found gets a name made of its
+    path. Links are not followed. Raises ConfigError if a directory may not be read, StoreError if
+    the disk fails.
     """
     entries = _entries(output_dir)  # once: 100,000 files of somebody else's may lie there
     candidates = _candidates(entries)
@@ -214,7 +215,8 @@ def _searched_folders(
 ) -> Iterator[tuple[Path, str, Collection[str]]]:
     """Yield each folder that may hold checkpoints, the prefix of their names, and their families.
 
-    ``entries``: those of the output directory.
+    The output directory is first, with all families. ``entries``: its own. Lazy: Lightning's logs
+    are listed last, and that raises as `_entries`.
     """
     everything = get_args(Family)
     yield output_dir, "", everything
@@ -247,7 +249,10 @@ def _prefix(name: str) -> str:
 
 
 def _second_name(checkpoint_dir: CheckpointDir, output_dir: Path) -> str:
-    """Return the name of a checkpoint whose plain name another one has: it is made of its path."""
+    """Return a name for a checkpoint whose plain name another one has: its path, joined by dots.
+
+    For Lightning: a digest of the path, and ``.ckpt``.
+    """
     parts = (*checkpoint_dir.path.relative_to(output_dir).parts, *(checkpoint_dir.only or ()))
     if checkpoint_dir.family == "lightning":
         return _tagged("/".join(parts)) + _LIGHTNING
@@ -255,7 +260,10 @@ def _second_name(checkpoint_dir: CheckpointDir, output_dir: Path) -> str:
 
 
 def checkpoint_dir_at(directory: Path) -> CheckpointDir | None:
-    """Return ``directory`` itself as a checkpoint, or ``None`` if nothing says that it is one."""
+    """Return ``directory`` itself as a checkpoint, or None if nothing says that it is one.
+
+    Links are resolved first. Raises as `find_checkpoint_dirs`.
+    """
     path = directory.resolve()
     return _checkpoint_dir(path.parent, path.name)
 
@@ -267,7 +275,10 @@ def is_plain_name(name: str) -> bool:
 
 
 def is_named_like_one(name: str) -> bool:
-    """Return whether a name begins as a checkpoint's does, such as ``checkpoint-4 (copy)``."""
+    """Return whether a name begins as a checkpoint's does, such as ``checkpoint-4 (copy)``.
+
+    True also for a checkpoint's own name. A digit may not follow.
+    """
     return any(
         match and not name[match.end() :][:1].isdigit()
         for match in (pattern.match(name) for pattern, _, _ in _NUMBERED)
@@ -277,8 +288,9 @@ def is_named_like_one(name: str) -> bool:
 def uncovered(directory: Path, checkpoint_dirs: Collection[CheckpointDir]) -> tuple[str, ...]:
     """Return the names in an output directory that are in none of its ``checkpoint_dirs``.
 
-    A directory's name ends in a slash; one that holds a checkpoint is replaced by its other
-    content.
+    They are sorted within their directory. A directory's name ends in a slash; one that holds a
+    checkpoint is replaced by its other content. Spools are left out; () if ``directory`` is a
+    checkpoint. Raises as `find_checkpoint_dirs`.
     """
     whole = {
         checkpoint_dir.path for checkpoint_dir in checkpoint_dirs if checkpoint_dir.only is None
@@ -306,9 +318,10 @@ def uncovered(directory: Path, checkpoint_dirs: Collection[CheckpointDir]) -> tu
 def find_strays(output_dir: Path) -> dict[str, str]:
     """Return the paths of weights that are in no checkpoint, each with a file that shows it.
 
-    A path is that of a directory or a file, relative to the output directory. A directory is
-    searched one level deep, and not if it has a spool: then it is another output directory. Raises
-    as `find_checkpoint_dirs`.
+    A path is that of a directory or a file, relative to the output directory. At most
+    `_MOST_STRAYS` directories are searched, one level deep; those whose names begin with ``_`` or
+    ``.``, or that have a spool (another output directory), are not. Of files beside checkpoints
+    only foreign formats count. Raises as `find_checkpoint_dirs`.
     """
     strays: dict[str, str] = {}
     folders = []
@@ -329,9 +342,9 @@ def find_strays(output_dir: Path) -> dict[str, str]:
 
 
 def _shown_weights(folder: Path) -> str:
-    """Return a file of weights in a directory or one level below.
+    """Return the path of a file of weights in a directory or one level below; "" if there is none.
 
-    Empty if there is none, or a spool.
+    Also "" if the directory has a spool. Raises as `_entries`.
     """
     entries = _entries(folder)
     inner = [entry for entry in entries if _is_own_folder(entry)][:_MOST_STRAYS]
@@ -347,8 +360,8 @@ def _shown_weights(folder: Path) -> str:
 def output_dirs_of(path: Path) -> Iterator[tuple[Path, CheckpointDir]]:
     """Yield the output directories in which a worker would find the checkpoint at ``path``.
 
-    The nearest comes first; each is yielded with the checkpoint as it is found there. Raises as
-    `find_checkpoint_dirs`.
+    The nearest above comes first, ``path`` itself (with a final model in it) last; each is yielded
+    with the checkpoint as it is found there. Lazy. Raises as `find_checkpoint_dirs`.
     """
     parent = path.parent
     above = [parent]
@@ -377,7 +390,8 @@ def output_dirs_of(path: Path) -> Iterator[tuple[Path, CheckpointDir]]:
 def checkpoint_name(home: Path, path: Path) -> str:
     """Return the name that the checkpoint at ``path`` has in the output directory ``home``.
 
-    It need not exist yet.
+    It follows from the path alone, so that the checkpoint need not exist. Raises ValueError if
+    ``path`` is not below ``home``.
     """
     above, name = path.relative_to(home).parts[:-1], path.name
     if name.endswith(_LIGHTNING):
@@ -388,9 +402,10 @@ def checkpoint_name(home: Path, path: Path) -> str:
 
 
 def family_of(name: str) -> Family:
-    """Return the family whose checkpoints have such names.
+    """Return the family whose checkpoints have such names; DeepSpeed's if no other fits.
 
-    It is DeepSpeed's if no other fits, since a tag may be any name.
+    A DeepSpeed tag may be any name. A number after the last dot decides, too:
+    ``run-1.checkpoint-5``.
     """
     if name == FINAL:
         return "final"
@@ -423,9 +438,10 @@ def _number(match: re.Match[str] | None) -> int | None:
 
 
 def _checkpoint_of(folder: Path, entry: os.DirEntry[str], above: str) -> CheckpointDir | None:
-    """Return the checkpoint that an entry of a folder is, or None.
+    """Return the checkpoint that an entry of a folder is, or None; ``above`` comes before its name.
 
-    ``above`` comes before its name.
+    A directory must be one by `_checkpoint_dir`, a file end in ``.ckpt``. None for links, and for
+    names that begin with ``_`` or ``.``.
     """
     name = entry.name
     if _is_own_folder(entry):
@@ -437,7 +453,11 @@ def _checkpoint_of(folder: Path, entry: os.DirEntry[str], above: str) -> Checkpo
 
 
 def _checkpoint_dir(parent: Path, name: str, above: str = "") -> CheckpointDir | None:
-    """Return the checkpoint that a directory is, or None; ``above`` comes before its name."""
+    """Return the checkpoint that a directory is, or None; ``above`` comes before its name.
+
+    It is one by a numbered name (of some families, with a typical file in it), by ``.ckpt`` if it
+    is not empty, or by DeepSpeed's files in it. Raises as `_entries`.
+    """
     path = parent / name
     for pattern, family, inside in _NUMBERED:
         if pattern.fullmatch(name) and (inside is None or _holds(path, inside)):
@@ -450,9 +470,9 @@ def _checkpoint_dir(parent: Path, name: str, above: str = "") -> CheckpointDir |
 
 
 def _final(output_dir: Path, entries: Collection[os.DirEntry[str]]) -> CheckpointDir | None:
-    """Return the final model in a run's root, without the other files there, or None.
+    """Return the final model in a run's root, with the names of its files alone, or None.
 
-    If the output directory is itself a checkpoint, it has none.
+    None without weights, or if the output directory has the name of a checkpoint.
     """
     if any(pattern.fullmatch(output_dir.name) for pattern, _, _ in _NUMBERED):
         return None
@@ -461,9 +481,10 @@ def _final(output_dir: Path, entries: Collection[os.DirEntry[str]]) -> Checkpoin
 
 
 def final_names(output_dir: Path, entries: Collection[os.DirEntry[str]]) -> tuple[str, ...]:
-    """Return the names of a final model's files and directories; none if there are no weights.
+    """Return the sorted names of a final model's files and directories; () if there are no weights.
 
-    peft saves adapters that are not called ``default`` in directories of their names.
+    ``entries``: all of ``output_dir``. The directories are peft's adapters that are not called
+    ``default``. A link with a model's name counts, but not as weights. Raises as `_entries`.
     """
     files = [
         e for e in entries if OF_MODEL.fullmatch(e.name) and not e.is_dir(follow_symlinks=False)
@@ -484,7 +505,7 @@ def final_names(output_dir: Path, entries: Collection[os.DirEntry[str]]) -> tupl
 
 
 def _holds(path: Path, pattern: re.Pattern[str]) -> bool:
-    """Return whether a directory has an entry with such a name."""
+    """Return whether a directory has any entry with such a name. Raises as `_entries`."""
     return any(pattern.fullmatch(entry.name) for entry in _entries(path))
 
 

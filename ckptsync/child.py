@@ -39,10 +39,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends, where it can.
+    """Have the kernel send SIGKILL to this process when the thread that started it ends.
 
-    It removes `PARENT` from the environment, and does nothing without it. If the parent has ended
-    already, this process exits.
+    Do nothing without `PARENT`, which is removed from the environment. Exit at once with status 1
+    if the parent has ended already. Without Linux only that check is made.
     """
     if not (parent := os.environ.pop(PARENT, "")):
         return
@@ -81,6 +81,7 @@ class Child:
         log: IO[bytes] | None = None,
         data: IO[bytes] | None = None,
     ) -> None:
+        """Start the process; return before it has run. Raise OSError if it cannot be started."""
         path = os.pathsep.join(filter(None, (PACKAGES, environment.get("PYTHONPATH"))))
         packages = {"PYTHONPATH": path}
         if data is not None:
@@ -104,18 +105,20 @@ class Child:
         self.pid = self._process.pid
 
     def send(self, data: bytes, fds: Sequence[int] = ()) -> None:
-        """Write to its standard input; raise OSError if it is dead.
+        """Write to its standard input, and wait until it is written; raise OSError if it is dead.
 
-        With ``fds``, a byte before the data carries these descriptors.
+        With ``fds``, a byte ``F`` before the data carries these descriptors.
         """
         if fds:
             socket.send_fds(self._socket, [b"F"], list(fds))
         self._socket.sendall(data)
 
     def line(self, seconds: float, longest: int = LONGEST) -> bytes | None:
-        """Return the next line of its output, or the first ``longest`` bytes of a longer one.
+        """Wait for the next line of its output, and return it with its newline.
 
-        Return an empty line if it has ended, ``None`` if no whole line came within ``seconds``.
+        Of a line without an end, return what was read once that is ``longest`` bytes or more.
+        Return b"" if the output has ended (`rest` has what follows the last line); None if no whole
+        line came within ``seconds``: what came stays for the next call.
         """
         deadline = time.monotonic() + seconds
         ready = select.poll()
@@ -140,7 +143,7 @@ class Child:
         return line
 
     def rest(self) -> bytes:
-        """Return the output after the last line that `line` returned."""
+        """Return what was read after the last line that `line` returned; read no more."""
         return bytes(self._received)
 
     def limit(self, kind: int, most: int) -> None:
@@ -157,8 +160,9 @@ class Child:
     def go_behind(self, nicer: int, oom_first: int) -> None:
         """Lower its priority by ``nicer``, and let the kernel kill it first when memory runs out.
 
-        ``oom_first`` is added to its oom_score_adj. It writes no core dumps, since its memory holds
-        the store's keys.
+        ``nicer`` is added to this process's nice value, ``oom_first`` to the child's oom_score_adj
+        (at most 1000). It writes no core dumps, since its memory holds the store's keys. What the
+        system refuses, or a process that has ended, is passed over.
         """
         with contextlib.suppress(OSError):  # it is dead
             nice = os.getpriority(os.PRIO_PROCESS, 0) + nicer
@@ -184,12 +188,12 @@ class Child:
         self.limit(resource.RLIMIT_CPU, seconds + cpu)
 
     def end(self, patience: float = 0.0) -> int | None:
-        """Wait up to ``patience`` seconds for its end, then kill it and its group.
+        """Wait at most ``patience`` seconds for its end; kill its group; return its exit status.
 
-        Return its exit status.
-
-        Return ``None`` if it cannot be killed; then it is left behind. The process is reaped last:
-        until then no other process gets the number of its group.
+        If it still runs it gets SIGTERM, and `TO_END` seconds later SIGKILL; its group always gets
+        SIGKILL. Return None if it does not die within `TO_DIE` seconds: it is left behind, and a
+        later call returns -SIGKILL. The process is reaped last: until then no other process gets
+        the number of its group.
         """
         if self._process.returncode is None:
             if not self._is_over(patience):
@@ -209,14 +213,14 @@ class Child:
         return self._is_over(0.0)
 
     def _kill(self, number: int) -> None:
-        """Send a signal to its whole group; nothing happens if no process of the group is left."""
+        """Send a signal to its whole group; do nothing if no process of it is left."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
     def _is_over(self, patience: float) -> bool:
         """Wait until the process ends, at most ``patience`` seconds; return whether it has ended.
 
-        The process is not reaped.
+        It polls every 20 ms on the monotonic clock, and does not reap the process.
         """
         deadline = time.monotonic() + patience
         while os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:

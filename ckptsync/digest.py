@@ -85,7 +85,7 @@ class Digester:
         self._room -= len(view)
 
     def result(self) -> FileDigest:
-        """Return the digests of all chunks. Call it once, after the last chunk."""
+        """Return the digests of all chunks; call it once, after the last: it closes a block."""
         if self._room < self._block_size:
             self._close_block()
         return FileDigest(self._size, self._file.hexdigest(), self._block_size, tuple(self._blocks))
@@ -99,9 +99,10 @@ class Digester:
 def digest_stream(
     chunks: Iterable[bytes | bytearray | memoryview], size: int, block: int = 0
 ) -> FileDigest:
-    """Return the digests of a whole stream that should have ``size`` bytes.
+    """Read a whole stream that should have ``size`` bytes, and return its digests.
 
-    ``size`` of the result is the number of bytes that came, which may be another.
+    ``block``: bytes of a block; 0 chooses by ``size``. ``size`` of the result is the number of
+    bytes that came, which may be another: that is no error.
     """
     digester = Digester(size, block)
     for chunk in chunks:
@@ -128,7 +129,8 @@ Digests = FileDigest | RangeDigests
 def digested_ranges(digests: Digests, start: int, end: int) -> Iterator[tuple[int, int, str]]:
     """Yield start, end and digest of the smallest ranges with a digest, from ``start`` to ``end``.
 
-    ``start`` and ``end`` must be ends of such ranges.
+    Ends are exclusive. ``start`` and ``end`` must be ends of such ranges. Nothing if they are
+    equal.
     """
     while start < end:
         if isinstance(digests, RangeDigests):
@@ -145,7 +147,7 @@ def digested_ranges(digests: Digests, start: int, end: int) -> Iterator[tuple[in
 
 
 def compared_ranges(digests: Digests, start: int, end: int) -> Iterator[tuple[int, int, str]]:
-    """Return start, end and digest of the ranges by which `Checker` compares.
+    """Iterate over start, end (exclusive) and digest of the ranges by which `Checker` compares.
 
     A whole file is one range, with the file's digest; else they are `digested_ranges`.
     """
@@ -172,7 +174,10 @@ class Checker:
         self._begin()
 
     def add(self, view: memoryview) -> None:
-        """Hash the next bytes; raise Corrupt if a range that they complete differs."""
+        """Hash the next bytes; raise Corrupt if a range that they complete differs.
+
+        Bytes after the last range are ignored.
+        """
         while view and self._digest is not None:
             piece = view[: self._remaining]
             self._hash.update(piece)
@@ -182,9 +187,10 @@ class Checker:
                 self.end()
 
     def end(self) -> None:
-        """Compare the range that was begun, and begin the next; raise Corrupt if it differs.
+        """Compare the bytes of the current range, and begin the next; raise Corrupt if they differ.
 
-        A digest without digits matches nothing.
+        So a range that lacks bytes differs. Do nothing if all ranges are done. A digest of ""
+        matches nothing.
         """
         if (expected := self._digest) is not None and not (
             expected and self._hash.hexdigest().startswith(expected)

@@ -105,7 +105,7 @@ def without_frames(e: E) -> E:
 
 
 def not_parsed(e: BaseException, name: str, expected: str, hint: str = "") -> Corrupt:
-    """Return the Corrupt that says that ``name`` is not ``expected``, and why in short.
+    """Return the Corrupt that says that ``name`` is not ``expected``, and why in 200 characters.
 
     ``expected``: with its article, such as "an index".
     """
@@ -119,7 +119,10 @@ def not_parsed(e: BaseException, name: str, expected: str, hint: str = "") -> Co
 
 @contextmanager
 def name_in_errors(prefix: str) -> Iterator[None]:
-    """Put ``prefix`` before the text of a Corrupt or Unsupported that the block raises, once."""
+    """In the block, raise a Corrupt or Unsupported again with ``prefix: `` before its text.
+
+    Its hint is kept. A text that begins with ``prefix``, and any other error, is not changed.
+    """
     try:
         yield
     except (Corrupt, Unsupported) as e:

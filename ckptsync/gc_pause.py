@@ -14,7 +14,8 @@ from contextlib import contextmanager
 def paused() -> Iterator[None]:
     """Pause the garbage collector of the whole process while the block runs.
 
-    Threads may overlap: each restores the state that it met, so it runs again after the last block.
+    Afterwards it is enabled if it was before. If blocks of threads overlap, the end of the first
+    one enables it for all.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -31,7 +31,7 @@ def install(*packages: str) -> str:
 def install_extra(extra: str) -> str:
     """Return the command that installs the packages of an extra; of "", those of ckptsync itself.
 
-    If ckptsync runs from its source, uninstalled, return a sentence instead.
+    Return a sentence instead if ckptsync runs from its source, uninstalled, or has no such extra.
     """
     from importlib.metadata import PackageNotFoundError, requires  # noqa: PLC0415 - 20 ms
 

@@ -69,15 +69,15 @@ def device_kinds() -> dict[int, str]:
 
 
 def mount_of(path: str) -> Mount:
-    """Return the mount of ``path``, which need not exist; a local one if this is not Linux."""
+    """Read the mount table; return the mount of ``path`` (links resolved), which need not exist.
+
+    If this is not Linux, or no entry fits: a `Mount` with kind "" that counts as local.
+    """
     return find_mount(read_table(), os.path.realpath(path))
 
 
 def is_mounted(point: str) -> bool:
-    """Return whether something is mounted on this very directory.
-
-    That includes a directory bound over another of the same disk, which os.path.ismount misses.
-    """
+    """Return whether something is mounted on this very directory, with links resolved."""
     points = {point for point, *_ in _entries(read_table())}
     return os.path.realpath(point) in points if points else os.path.ismount(point)
 
@@ -99,7 +99,11 @@ class Unmounted:
 
 
 def unmounted_on_way(path: Path) -> list[Unmounted]:
-    """Return the configured mount points that contain ``path`` or are it, and are not mounted."""
+    """Return the configured mount points that contain ``path`` or are it, and are not mounted.
+
+    They are those of fstab(5) and of systemd's mount units, sorted by path, both above ``path`` as
+    it is written and with its links resolved.
+    """
     real = Path(os.path.realpath(path))
     ancestors = {path, *path.parents, real, *real.parents}
     unmounted = {entry.point: entry for entry in (*_units(), *_fstab()) if entry.point in ancestors}
@@ -107,7 +111,7 @@ def unmounted_on_way(path: Path) -> list[Unmounted]:
 
 
 def _fstab() -> Iterator[Unmounted]:
-    """Yield the mount points of fstab(5) below the root."""
+    """Yield the mount points of fstab(5), except the root, with their options."""
     for parts in (line.split() for line in _lines(FSTAB) if not line.lstrip().startswith("#")):
         if len(parts) > 2 and parts[1].startswith("/") and parts[1] != "/":
             point = _ESCAPED.sub(lambda m: chr(int(m[1], 8)), parts[1])
@@ -115,7 +119,7 @@ def _fstab() -> Iterator[Unmounted]:
 
 
 def _units() -> Iterator[Unmounted]:
-    """Yield the mount points of mount units: systemd.mount(5)."""
+    """Yield the mount points of mount units in `UNITS`, without options: systemd.mount(5)."""
     for unit in (unit for directory in UNITS for unit in directory.glob("*.mount")):
         for where in _WHERE.findall("\n".join(_lines(unit))):
             yield Unmounted(Path(where), unit)
@@ -132,7 +136,7 @@ def _lines(file: Path) -> list[str]:
 def find_mount(lines: Iterable[str], path: str) -> Mount:
     """Return the mount of an absolute ``path`` without links, from the lines of a mountinfo.
 
-    It is the last mount on the longest directory that contains the path; an empty one if there is
+    It is the last mount on the longest directory that contains the path; `Mount("")` if there is
     none.
     """
     best, mount = "", Mount("")
@@ -143,7 +147,7 @@ def find_mount(lines: Iterable[str], path: str) -> Mount:
 
 
 def _entries(lines: Iterable[str]) -> Iterator[tuple[str, int, str, list[str]]]:
-    """Yield mount point, device, kind and options of each line of a mountinfo."""
+    """Yield mount point, device, kind and options of each line of a mountinfo; skip short lines."""
     for line in lines:
         before, _, after = line.partition(" - ")
         parts, (kind, _, options) = before.split(" "), [*after.split(), "", "", ""][:3]
@@ -161,7 +165,8 @@ def _entries(lines: Iterable[str]) -> Iterator[tuple[str, int, str, list[str]]]:
 def _mount(kind: str, options: list[str]) -> Mount:
     """Return the mount of that kind.
 
-    ``late`` is the longest of the caching options, else what is usual for the kind.
+    ``late`` is the longest of the caching options, else what is usual for the kind; 0 with ``noac``
+    or for a local kind.
     """
     late = _LATE.get(kind, _UNKNOWN if kind.startswith("fuse") else 0.0)
     is_remote = (late > 0 or kind in _COHERENT) and kind not in _ONE_MACHINE

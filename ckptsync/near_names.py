@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 
 def near_names(typed: str, names: Iterable[str], most: int = 1) -> list[str]:
-    """Return at most ``most`` names that resemble ``typed``, the nearest first.
+    """Return at most ``most`` names that resemble ``typed``, the nearest first; [] if none does.
 
-    Names that begin with ``typed`` come last.  Never ``typed`` itself.
+    Longer names that begin with ``typed`` come last, sorted.  Never ``typed`` itself.
     """
     candidates = sorted({name for name in names if name != typed})
     nearest = difflib.get_close_matches(typed, candidates, most, 0.6)

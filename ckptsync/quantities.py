@@ -31,8 +31,9 @@ _BYTES = {
 def clean(text: str, most: int = 0) -> str:
     """Return text that is safe to print: control and direction characters become escapes.
 
-    Anyone who may write to a store chooses names and errors in it, and a terminal or a chat obeys
-    such characters. The text is cut to ``most`` characters, unless that is 0.
+    So do newlines and tabs. Anyone who may write to a store chooses names and errors in it, and a
+    terminal or a chat obeys such characters. The text is first cut to ``most`` characters with
+    ``…`` as the last, unless ``most`` is 0; escapes may lengthen it.
     """
     if most and len(text) > most:
         text = f"{text[: most - 1]}…"
@@ -42,9 +43,9 @@ def clean(text: str, most: int = 0) -> str:
 
 
 def show_duration(seconds: float) -> str:
-    """Return seconds as text: ``90.0`` is ``1m30s``.
+    """Return seconds as text: ``90.0`` is ``1m30s``; a negative duration begins with ``-``.
 
-    It has the two largest units; below a minute, tenths of a second.
+    It has the two largest units, without one that is zero; below a minute, tenths of a second.
     """
     if seconds < 0:
         return "-" + show_duration(-seconds)
@@ -102,8 +103,8 @@ def parse_size(text: str) -> int:
 
 
 def backoff(tries: int, first: float, longest: float) -> float:
-    """Return the seconds to wait before the next try, after ``tries`` failures in succession.
+    """Return the seconds to wait before the next try, after ``tries`` (1 or more) failures.
 
-    They begin with ``first``, and double with each failure up to ``longest``.
+    They begin with ``first``, and double with each failure up to ``longest``. Waits nothing itself.
     """
     return min(longest, first * 2.0 ** min(tries - 1, 32))

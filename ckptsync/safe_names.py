@@ -42,7 +42,8 @@ def is_ours(part: str) -> bool:
 def checked_run_name(name: str) -> str:
     """Return ``name`` if a store can keep a run under it; raise Corrupt if not.
 
-    A run is a directory at the top of a store, and the name is not reserved.
+    It must be one plain path component, begin with neither ``.`` nor ``_``, and not be
+    `CONSOLIDATED`.
     """
     if "/" in checked_path(name) or name.startswith((".", "_")) or name == CONSOLIDATED:
         why = f"begins with neither '.' nor '_', and is not {CONSOLIDATED}"
@@ -53,7 +54,8 @@ def checked_run_name(name: str) -> str:
 def find_alike(paths: Iterable[str]) -> list[tuple[str, str]]:
     """Return pairs of paths that some file systems take for the same, or for file and directory.
 
-    They differ only in case, or in the spelling of accents.
+    The same: they differ only in case, or in the spelling of accents. File and directory: one is,
+    so folded, a directory of the other; these pairs come last.
     """
     folded: dict[str, str] = {}
     pairs: list[tuple[str, str]] = []
@@ -76,7 +78,11 @@ def _folded(path: str) -> str:
 
 
 def checked_path(path: str) -> str:
-    """Return ``path`` itself if it is a plain relative POSIX path; raise Corrupt if not."""
+    """Return ``path`` itself if it is a plain relative POSIX path; raise Corrupt if not.
+
+    Refused: "", an empty, ``.`` or ``..`` part, a part above 255 bytes of UTF-8, a path above 4096,
+    control characters, lone surrogates, and backslashes.
+    """
     if len(path) < 256 and _PLAIN.fullmatch(path):
         return path
     parts = path.split("/")

@@ -55,9 +55,9 @@ def close_quietly(descriptor: int) -> None:
 def read_named(path: str | os.PathLike[str], limit: int) -> bytes:
     """Return at most ``limit + 1`` bytes of a file that the user names; links are followed.
 
-    Raises OSError, also for a directory, a pipe or a device: a pipe may never end, and a device has
-    no end. Only what the user's own shell has opened (``/dev/stdin``, ``/dev/fd/63``) is read
-    whatever it is.
+    More than ``limit`` bytes mean that it is too long: the caller must check. Raises OSError, also
+    for a directory, a pipe or a device, which may have no end. Only what the user's own shell has
+    opened (``/dev/stdin``, ``/dev/fd/63``) is read whatever it is, and may block.
     """
     is_opened = _OPENED.fullmatch(os.fspath(path)) is not None
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if is_opened else os.O_NONBLOCK))
@@ -71,10 +71,10 @@ def read_named(path: str | os.PathLike[str], limit: int) -> bytes:
 
 
 def replace_named(path: Path, data: bytes) -> None:
-    """Write a whole file that everybody may read, in place of the file at ``path``.
+    """Write a whole file that everybody may read, in place of the file at ``path``; do not sync it.
 
     A draft with a random name is renamed to it, so no link that somebody put there is followed.
-    Raises OSError.
+    Raises OSError; then the draft is deleted.
     """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -127,15 +127,16 @@ def parent_of(root: str, name: str) -> Iterator[tuple[int, str]]:
 
 
 def open_file(root: str, name: str) -> int:
-    """Return a regular file's descriptor, for the caller to close; raise OSError if none."""
+    """Return a descriptor, for the caller to close, of a regular file; raise OSError if none."""
     with parent_of(root, name) as (directory, last):
         return open_regular(directory, last, name)
 
 
 def open_regular(directory: int, last: str, name: str = "") -> int:
-    """Return a descriptor of the regular file ``last`` in the open directory ``directory``.
+    """Return a descriptor, for reading, of the regular file ``last`` in the open ``directory``.
 
-    Raises OSError, FileNotFoundError for what is no regular file. ``name`` is for the error.
+    The caller closes it. Raises OSError, FileNotFoundError for what is no regular file. ``name`` is
+    for the error.
     """
     fd = os.open(last, _FILE, dir_fd=directory)
     try:
@@ -175,11 +176,11 @@ def unlink(root: str, name: str) -> None:
 
 
 def refresh(root: str, name: str) -> None:
-    """Make a client of NFS forget that ``name`` was absent.
+    """Make a client of NFS forget that ``name`` was absent, by opening the directory that it is in.
 
-    The client drops the cached names of a directory once it sees that the directory has changed,
-    and opening one for reading, unlike `PASS`, makes it ask (nfs(5), "Directory entry caching";
-    Linux, fs/nfs/dir.c, nfs_lookup_verify_inode). Raises OSError.
+    Opening one for reading, unlike `PASS`, makes the client ask, and drop cached names if it has
+    changed (nfs(5), "Directory entry caching"; Linux, fs/nfs/dir.c, nfs_lookup_verify_inode). A
+    directory that may not be read is passed over. Raises any other OSError.
     """
     # it may be passed through without being read: then only time tells
     with contextlib.suppress(PermissionError):
@@ -226,9 +227,11 @@ def files_below(
 ) -> Iterator[tuple[str, os.stat_result]]:
     """Yield every regular file below ``prefix`` ("" or ending in "/"), sorted by whole name.
 
-    ``skips`` is called with the last part of each name of a file or directory. ``passed`` is called
-    with the name of each thing that is left out: a link, a special file, or a name that
-    `checked_path` refuses. A file that vanishes meanwhile counts as absent. Raises OSError.
+    Lazy; nothing if ``prefix`` is absent. ``skips`` is called with the last part of each name of a
+    file or directory: True leaves it out silently, as NFS's remains of deleted files are.
+    ``passed`` is called with the name of each other thing left out: a link, a special file, or a
+    name that `checked_path` refuses. A file that vanishes meanwhile counts as absent. Raises
+    OSError, also if ``root`` is absent.
     """
     directory = _open_prefix(root, prefix)
     if directory is None:
@@ -246,9 +249,9 @@ def files_below(
 
 
 def directories_below(root: str, prefix: str, skips: Callable[[str], bool]) -> list[str]:
-    """Return the names of the directories directly below ``prefix``, in any order.
+    """Return the names of the directories directly below ``prefix``, in any order; no links.
 
-    Names are skipped as in `files_below`; without ``prefix`` there are none. Raises OSError.
+    Names are skipped as in `files_below`; [] if ``prefix`` is absent. Raises OSError.
     """
     directory = _open_prefix(root, prefix)
     if directory is None:
@@ -280,12 +283,13 @@ def tree(
     failed: Callable[[OSError, str], object],
     enter: Callable[[int, str], int] = open_directory_in,
 ) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield all but directories below an open directory, sorted by whole name; follow no link.
+    """Yield path and `lstat` of all but directories below an open directory, sorted by whole name.
 
-    ``prefix`` comes before each name. ``skips`` is called with the prefix of a name and the name; a
-    directory that it skips is not entered. ``failed`` is called with each error and its path: it
-    raises, or the path counts as absent. ``enter`` opens a directory, given by its path, in an open
-    one. While the caller works, the directories above the yielded file are open.
+    Lazy; follow no link. ``prefix`` comes before each name. ``skips`` is called with the prefix of
+    a name and the name; a directory that it skips is not entered. ``failed`` is called with each
+    error and its path: it raises, or the path counts as absent. ``enter`` opens a directory, given
+    by its path, in an open one. While the caller works, the directories above the yielded file are
+    open.
     """
     kept_entries: list[os.DirEntry[str]] = []
     keyed_entries: list[tuple[str, os.DirEntry[str]]] = []
@@ -350,7 +354,7 @@ def _leave_out(skips: Callable[[str], bool], passed: Passed, prefix: str, name: 
 
 
 def _raise_unless_gone(error: OSError, path: str) -> None:
-    """Raise ``error``, with ``path`` as its file name, unless it says that the path is absent."""
+    """Set ``path`` as the file name of ``error``, and raise it, unless the path is absent."""
     if not is_absence(error):
         error.filename = path
         raise error
@@ -400,16 +404,17 @@ class OpenFiles:
         self._lock = threading.Lock()
 
     def get(self, name: str) -> OpenFile | None:
-        """Return the open file, or None if it is not kept; mark it as used."""
+        """Return the open file, or None if it is not kept; it becomes the one used last."""
         with self._lock:
             if name in self._files:
                 self._files.move_to_end(name)
             return self._files.get(name)
 
     def put(self, name: str, fd: int) -> OpenFile:
-        """Keep an open file under ``name``, and return it.
+        """Keep an open file under ``name``, and return it; it now owns ``fd``, and closes it.
 
         It replaces a file of that name; if there are too many, the one used longest ago is dropped.
+        A dropped file is closed when its last reader lets go of it.
         """
         file = OpenFile(fd)
         with self._lock:
@@ -425,7 +430,7 @@ class OpenFiles:
             self._files.pop(name, None)
 
     def forget_older(self, seconds: float) -> None:
-        """Drop the files that were opened more than ``seconds`` ago.
+        """Drop the files that were opened more than ``seconds`` (monotonic clock) ago.
 
         A deleted file takes up space as long as it is open.
         """

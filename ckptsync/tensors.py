@@ -187,7 +187,7 @@ class FilesWrapper:
         self._files.read_into(name, start, out)
 
     def expect(self, extents: Iterable[Extent]) -> None:
-        """See `Expecting`."""
+        """See `Expecting`; does nothing if the wrapped files do not read ahead."""
         expect(self._files, extents)
 
     def foresee(self, reads: Iterable[tuple[Extent, int]]) -> None:
@@ -211,7 +211,7 @@ class MemoryFiles:
 
 
 def read(files: Files, extent: Extent) -> bytes:
-    """Return the bytes of one small extent (a header, a pickle, an index).
+    """Return the bytes of one small extent (a header, a pickle, an index), all read into memory.
 
     Raises as `Files.read_into`.
     """
@@ -223,7 +223,8 @@ def read(files: Files, extent: Extent) -> bytes:
 def read_whole(files: Files, name: str, limit: int = 64 << 20) -> bytes:
     """Return all bytes of a small file.
 
-    Raise Incomplete if it does not exist, Corrupt if it has more than ``limit`` bytes.
+    Raise Incomplete if it does not exist, Corrupt, without reading, if it has more than ``limit``
+    bytes.
     """
     size = files.sizes().get(name)
     if size is None:

@@ -45,7 +45,7 @@ class ThreadPool(ThreadPoolExecutor):
     """
 
     def _adjust_thread_count(self) -> None:
-        """Start a thread if one is needed; raise CkptsyncError if there is none at all."""
+        """Start a thread if needed; raise CkptsyncError if that fails and the pool has none."""
         try:
             super()._adjust_thread_count()
         except RuntimeError as e:

@@ -42,10 +42,10 @@ class Decoder(Generic[T]):
         self._decoder = msgspec.json.Decoder(kind)
 
     def decode(self, data: bytes, name: str, hint: str = "") -> T:
-        """Return the value, or raise Corrupt: no other error. ``name`` is for the message.
+        """Return the value; raise Corrupt, and nothing else, for wrong data or above `limit` bytes.
 
-        Fields that the type does not have are skipped without being built. Of a repeated field the
-        last one counts.
+        ``name`` and ``hint`` are for the error. Fields that the type does not have are skipped
+        without being built. Of a repeated field the last one counts.
         """
         if len(data) > self.limit:
             most = f"at most {self.limit} expected of {self._expected}"

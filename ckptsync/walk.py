@@ -88,8 +88,9 @@ class Stat:
     def was_touched(self, later: Stat) -> bool:
         """Return whether somebody changed the file between this state and ``later``.
 
-        ctime shows it even if the mtime was set back. A name that was linked or removed (a pin,
-        rotation) changes ctime, too: so ctime counts only if the number of links is the same.
+        Path, size, mtime or inode differ, or ctime, which shows it even if the mtime was set back.
+        A name that was linked or removed (a pin, rotation) changes ctime, too: so ctime counts only
+        if the number of links is the same.
         """
         return self != later or (self.ctime != later.ctime and self.links == later.links)
 
@@ -112,8 +113,9 @@ def walk(root: Path, only: Collection[str] | None = None, above: int | None = No
 
     ``only``: the names directly in ``root`` that are listed, if others there belong to no or
     another checkpoint. ``above``: if ``root`` lies in a spool, the open directory of it that
-    ``root`` is in. Raises ConfigError if something may not be read, StoreError if the disk fails,
-    Corrupt if directories are nested too deeply, UnsafeSpool.
+    ``root`` is in. A spool or `RECORDS` is not entered. Raises ConfigError if something may not be
+    read, StoreError if the disk fails, Corrupt if directories are nested deeper than `DEEPEST`,
+    UnsafeSpool.
     """
     files: list[Stat] = []
     partial: list[Stat] = []
@@ -164,9 +166,10 @@ def walk(root: Path, only: Collection[str] | None = None, above: int | None = No
 def open_directory(path: Path, parts: Sequence[str] = ()) -> int:
     """Return a descriptor of a directory that is no link, or of the directory ``parts`` below it.
 
-    The caller trusts the path up to its last part. In a spool only the output directory is trusted:
-    from ``_ckptsync`` on, each step is opened in the one before it and examined. Raises OSError;
-    `UnsafeSpool` if a step is not this user's alone.
+    The caller closes it, and trusts the path up to its last part. In a spool only the output
+    directory is trusted: from ``_ckptsync`` on, each step is opened in the one before it and
+    examined, and loses write permission for others. Raises OSError; `UnsafeSpool` if a step is not
+    this user's alone.
     """
     home, steps = split(path)
     if not steps:
@@ -189,7 +192,7 @@ def open_directory(path: Path, parts: Sequence[str] = ()) -> int:
 
 @contextlib.contextmanager
 def opened_directory(path: Path) -> Iterator[int]:
-    """Open a directory as `open_directory` does, and close it after the block."""
+    """Open a directory as `open_directory` does; yield the descriptor; close it after the block."""
     fd = open_directory(path)
     try:
         yield fd
@@ -200,7 +203,8 @@ def opened_directory(path: Path) -> Iterator[int]:
 def split(path: Path) -> tuple[Path, tuple[str, ...]]:
     """Return the output directory, and the steps from there into its spool, ``_ckptsync`` first.
 
-    For a path in no spool, return the path itself and no steps.
+    The last ``_ckptsync`` in the path counts. For a path in no spool, return the path itself and no
+    steps.
     """
     parts = path.parts
     if SPOOL not in parts:
@@ -212,7 +216,8 @@ def split(path: Path) -> tuple[Path, tuple[str, ...]]:
 def open_step(above: int, name: str, path: Path) -> int:
     """Return a descriptor of the directory ``name`` in an open directory of a spool.
 
-    The caller closes it. ``path`` is for the error. Raises as `open_directory`.
+    The caller closes it. It is examined as by `_check_alone`. ``path`` is for the error. Raises as
+    `open_directory`; UnsafeSpool for ``..``, a link, or what is no directory.
     """
     if name == "..":
         raise UnsafeSpool(
@@ -267,9 +272,9 @@ def _examined(fd: int, path: Path) -> int:
 
 
 def _check_alone(fd: int, path: Path) -> None:
-    """Raise UnsafeSpool if others may write there.
+    """Raise UnsafeSpool if the directory is another user's, or others may write there.
 
-    If only its mode lets them, change the mode instead.
+    If only its mode lets them, remove that permission instead; on a read-only file system leave it.
     """
     info = os.fstat(fd)
     if not _probe_ownership(fd, info):
@@ -291,9 +296,10 @@ def _check_alone(fd: int, path: Path) -> None:
 def is_private_directory(info: os.stat_result, fd: int | None = None) -> bool:
     """Return whether only this user and root can remove or replace names in a directory.
 
-    Its group may write, since some systems give each user a group and a umask for it. With ``fd``
-    of the open directory, the file system may decide whose files are this user's (NFS's
-    ``all_squash``, mounts with ``uid=``); that can create and remove a file in it.
+    It belongs to this user or root, and is not open to all. Its group may write, since some systems
+    give each user a group and a umask for it. With ``fd`` of the open directory, the file system
+    may decide whose files are this user's (NFS's ``all_squash``, mounts with ``uid=``); to find
+    out, a file may be created and removed in it.
     """
     is_ours = info.st_uid == 0 or (
         _probe_ownership(fd, info) if fd is not None else info.st_uid == os.geteuid()
@@ -302,17 +308,17 @@ def is_private_directory(info: os.stat_result, fd: int | None = None) -> bool:
 
 
 def is_open_to_all(info: os.stat_result) -> bool:
-    """Return whether every user can remove or replace names in a directory."""
+    """Return whether a directory's mode lets every user replace names: o+w, not sticky."""
     return bool(info.st_mode & stat.S_IWOTH) and not info.st_mode & stat.S_ISVTX
 
 
 def _probe_ownership(fd: int, info: os.stat_result) -> bool:
-    """Return whether an open directory belongs to this user, or to the owner of his new files.
+    """Return whether an open directory is this user's, or of the owner that new files get there.
 
     Servers and mounts may give files to another owner. To find out, a file is created and removed,
-    once for each device; if it cannot be created, the directory is not his. Root tries this only in
-    a directory of nobody's, as NFS's ``root_squash`` makes them, and creates nothing in another
-    user's directory.
+    once for each device and user of this process; False if it cannot be created. Root tries this
+    only in a directory of nobody's, as NFS's ``root_squash`` makes them, and creates nothing in
+    another user's directory.
     """
     user = os.geteuid()
     if info.st_uid == user or (user == 0 and info.st_uid != _NOBODY):
@@ -341,9 +347,10 @@ def stat_open(fd: int, path: str) -> Stat:
 
 
 def open_checkpoint_file(root: Path, path: str) -> int:
-    """Return a descriptor of a regular file below ``root``, with no link followed.
+    """Return a descriptor, for reading, of a regular file below ``root``, with no link followed.
 
-    Raise Incomplete if it is gone, ConfigError if it may not be read, StoreError if the disk fails.
+    The caller closes it. Raise Incomplete if it is gone or no regular file, ConfigError if it may
+    not be read, StoreError if the disk fails, UnsafeSpool.
     """
     with opened_parent(root, path) as (parent, name):
         return open_in(parent, name, root, path)
@@ -387,10 +394,10 @@ def _stat(path: str, info: os.stat_result) -> Stat:
 
 
 def _vanished_or_raise(error: OSError, path: object) -> None:
-    """Return if the error says that the path is gone, or is a link.
+    """Return if the error says that the path is gone, is a link, or is stale on NFS.
 
-    Otherwise raise it as UnsafeSpool, ConfigError (permission) or StoreError. Trainers delete
-    (rotation) while we read, and on NFS handles of deleted files become stale.
+    Raise an UnsafeSpool as it is, a PermissionError as ConfigError, any other as StoreError.
+    Trainers delete files (rotation) while ckptsync reads.
     """
     if isinstance(error, UnsafeSpool):
         raise error

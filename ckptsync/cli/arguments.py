@@ -205,7 +205,8 @@ def option_value(option: str, parse: Callable[[str], T], text: str) -> T:
 def configuration(args: argparse.Namespace) -> Config | None:
     """Return the configuration that ``-c`` names; None without ``-c``.
 
-    The first call reads the file and keeps the result in ``args``.  Raises ConfigError.
+    The first call reads the file, prints warnings as `read_configuration`, and keeps the result in
+    ``args.loaded``.  Raises ConfigError.
     """
     if not getattr(args, "config", None):
         return None
@@ -229,9 +230,10 @@ def read_configuration(path: Path, environment: Mapping[str, str] = os.environ) 
 
 
 def store_url(args: argparse.Namespace) -> str:
-    """Return the URL of the store that ``--store``, ``-c``, or CKPTSYNC_STORE names.
+    """Return the URL of the store that ``--store``, else ``-c``, else CKPTSYNC_STORE names.
 
-    For CKPTSYNC_STORE, print it on stderr, once.  Raises ConfigError if none names a store.
+    For CKPTSYNC_STORE, print it on stderr once, but not with ``--json``; set
+    ``args.is_store_said``.  Raises ConfigError if none names a store.
     """
     config = configuration(args)
     if url := args.url or (config.store.url if config else ""):
@@ -253,7 +255,7 @@ def is_path(text: str) -> bool:
 
 
 def may_be_store(args: argparse.Namespace, word: str) -> bool:
-    """Return whether a word that names nothing in a store may be the store itself."""
+    """Return whether a word that names nothing in a store may be the store: a path or directory."""
     return is_path(word) or (not args.url and Path(word).is_dir())
 
 
@@ -336,7 +338,8 @@ def named_store(
 ) -> Store:
     """Return the store of `store_url`, opened by ``open_function``, or by `open_store`.
 
-    Raises ConfigError, also if the store's path is not UTF-8, and StoreError.
+    Client options are passed to a remote store, and to the path of a configuration, which refuses
+    any.  Raises ConfigError, also if the store's path is not UTF-8, and StoreError.
     """
     from ckptsync.stores.opening import open_store
     from ckptsync.stores.urls import Remote, located
@@ -358,8 +361,9 @@ def named_store(
 def access_of(args: argparse.Namespace) -> Access:
     """Return the client options and limits with which remote stores are opened.
 
-    They are those of ``-c``, else of the environment; ``--bandwidth`` replaces that limit.  Under
-    ``--progress`` of a head's child, limits are its share.  Raises ConfigError.
+    They are those of ``-c``, else of the environment; ``--bandwidth`` replaces that limit.  With
+    ``-c`` and ``--progress`` (a head's child), limits are its share.  Each call makes a new rate
+    limiter.  Raises ConfigError.
     """
     from ckptsync.stores.opening import Access
 
@@ -403,9 +407,9 @@ def run_and_location(target: str) -> tuple[str, str]:
 
 
 def ask(prompt: str, refusal: ConfigError) -> str | None:
-    """Print a prompt on stderr, and return the line that the user types; None at its end (^D).
+    """Print a prompt on stderr, and return the stripped line that the user types; None for ^D.
 
-    Raises ``refusal`` if there is no terminal to ask on.
+    Waits without limit.  Raises ``refusal`` if stdin or stderr is no terminal.
     """
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise refusal

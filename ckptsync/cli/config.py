@@ -44,9 +44,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    """Read a configuration; print its roles, its store, and what is switched off.
+    """Read a configuration; print its roles, its store, and what is switched off; return 0.
 
-    Raises ConfigError with every problem.
+    It opens no store.  Raises ConfigError with every problem.
     """
     config = read_configuration(Path(args.file))
     roles, url = list(config.roles), config.store.url

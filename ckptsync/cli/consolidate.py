@@ -77,10 +77,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, progress: Progress) -> int:
-    """Run the jobs that are due, or print them with ``--dry-run``; return the exit code.
+    """Run the jobs that are due, or only print them (``--dry-run``); return the first error's code.
 
-    An error of one job does not stop the next.  Raises ConfigError for contradicting options,
-    Incomplete if the named location has no model and none is due.
+    A named location is tried whether or not it is due.  An error of one job does not stop the next.
+    Raises ConfigError for contradicting options, Incomplete if the named location has no model and
+    nothing was done; StoreError.
     """
     store, run_, location = store_run_location(args, only_target(args))
     if location and args.only_configuration:
@@ -163,7 +164,7 @@ def bases_of(config: Config | None) -> dict[str, Any]:
 
 
 def _list_due(args: argparse.Namespace, store: Store, run_: str, options: HeadOptions) -> list[Job]:
-    """Return the jobs of a head for all runs, or for ``run_``, as of now.
+    """Return the jobs of a head for all runs, or for ``run_``, as of now; the cache is only read.
 
     With ``--only-configuration`` only those of whole runs.  Raises ConfigError if the store has no
     such run, StoreError.

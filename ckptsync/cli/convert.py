@@ -89,9 +89,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan the conversion, write it, and print what was written; return 0.
+    """Plan the conversion, write it unless it is a dry run, and print the result; return 0.
 
-    Raises ConfigError, Incomplete, Unsupported, Corrupt or StoreError.
+    The planned objects are exempt from garbage collection for good.  Raises ConfigError, also for a
+    URL as destination, Incomplete, Unsupported, Corrupt or StoreError.
     """
     destination = located(args.destination)
     if isinstance(destination, Remote):

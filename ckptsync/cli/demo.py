@@ -78,9 +78,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Play the demo, and print where its models are; return 0.
+    """Play the demo, and print where its models are; return 0.  All files stay.
 
-    Raises CkptsyncError (exit code 1) for any step whose result did not appear in the store.
+    Raises CkptsyncError (exit code 1) for any step whose result did not appear in the store,
+    ConfigError for a directory that is not empty.
     """
     directory = working_directory(args.dir)
     store = create_store(str(directory / "store"))
@@ -306,9 +307,9 @@ def byte_of_a_tensor(checkpoint: Path) -> tuple[str, int, str]:
 def find_damage(
     location: LocationState, known_reports: set[str], path: str
 ) -> tuple[Report, VerifyFinding] | None:
-    """Return the first new report of damage in a file, with the finding; None if there is none.
+    """Return the new damage report with the least number that names a file, with the finding.
 
-    ``known_reports``: the names of reports that are not new.
+    None if there is none.  ``known_reports``: the names of reports that are not new.
     """
     new = [report for name, report in location.records.reports.items() if name not in known_reports]
     for report in sorted(new, key=lambda r: r.n):
@@ -415,7 +416,10 @@ def script(run: str, data: Path, output_dir: Callable[[str], Path]) -> list[tupl
 
 
 def play(writes: Iterable[tuple[Path, Path]], pause: float = PAUSE) -> Iterator[Path]:
-    """Write one file after the other, and yield each path, with ``pause`` seconds between."""
+    """Write one file after the other, and yield each path; sleep ``pause`` seconds after each.
+
+    Lazy: nothing is written until the next path is asked for.
+    """
     for source, target in writes:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(source.read_bytes())

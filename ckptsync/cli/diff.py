@@ -134,7 +134,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compare A and B, print what differs, and return `DIFFERENT` if anything does, else 0.
 
-    Raises ConfigError, Incomplete, Unsupported, Corrupt or StoreError.
+    Tensors whose recorded digests do not decide are read, unless ``--digests``.  Raises
+    ConfigError, Incomplete (also if a file changed meanwhile), Unsupported, Corrupt or StoreError.
     """
     if args.top is not None and args.top < 0:
         raise ConfigError(f"--top: expected at least 0, not {args.top}")

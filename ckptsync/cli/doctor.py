@@ -124,9 +124,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Examine, and print the findings; return the exit code that docs/doctor.md defines.
+    """Examine, and print the findings; return the greatest code of failures, else 0.
 
-    Raises ConfigError for wrong or contradicting options.
+    With ``--strict`` warnings alone return 1.  Raises ConfigError for wrong or contradicting
+    options.
     """
     for word in args.targets[:1]:
         why = f"{word}: doctor takes no argument; --store names the store"
@@ -148,7 +149,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def examine(path: Path) -> tuple[Diagnosis, int]:
-    """Return the diagnosis of `ckptsync doctor -c PATH`, and its exit code.  Raises ConfigError."""
+    """Return the diagnosis of `ckptsync doctor -c PATH`, and its exit code; print nothing of it.
+
+    Sets variables as `_read_service`.  Raises ConfigError.
+    """
     command = argparse.ArgumentParser()
     add_arguments(command)
     diagnosis = _diagnose(command.parse_args(["-c", str(path)]), 0.0, 0.0)

@@ -148,10 +148,10 @@ class Upload:
     _last_served: float = 0.0
 
     def ensure_worker(self) -> None:
-        """Start a worker for the directory if none serves it, and set `problem` if that fails.
+        """Start a worker for the directory if none serves it; set `problem` if that fails, else "".
 
-        Do nothing while the directory is empty: a worker writes into it, and a training may refuse
-        a directory that is not empty.
+        Do nothing without `has_worker`, or while the directory is empty or absent: a worker writes
+        into it, and a training may refuse a directory that is not empty.
         """
         if not self.has_worker or not has_entries(self.run.path):
             return
@@ -162,10 +162,10 @@ class Upload:
             self.problem = str(e)
 
     def notice_lost_worker(self) -> bool:
-        """Note the time if a worker serves the directory; return True if none will any more.
+        """Note the time if a worker serves the directory; return True if none has for too long.
 
-        That is so once none has served it for `embedded_worker.RESTART` seconds, or longer if this
-        process starts one of its own.
+        Too long: `embedded_worker.RESTART` seconds, and `RESTART_EVERY` more if this process may
+        start one.  The first call notes the time in any case.
         """
         spool, now = self.run.path / SPOOL, time.monotonic()
         is_own = self.has_worker and embedded_worker.is_worker_running(self.run.path)
@@ -176,7 +176,10 @@ class Upload:
         return now - self._last_served >= embedded_worker.RESTART + patience
 
     def finish(self, result: DrainResult) -> None:
-        """Stop our own worker and send its logs if no save is left; else print who uploads."""
+        """If all saves are stored or refused, stop our own worker and send its logs.
+
+        Else, or if ``result`` has an error, leave it running, and print `problem` and who uploads.
+        """
         why = self.problem
         try:
             why = why or embedded_worker.find_problem(self.run.path)
@@ -257,7 +260,7 @@ def _configured_name(args: argparse.Namespace, path: Path, url: str) -> str:
 
 
 def _file_values(args: argparse.Namespace) -> Mapping[str, object] | None:
-    """Return the plain values of the file of ``-c``; None if it is no mapping.
+    """Return the plain values of the file of ``-c``, read anew; None if it is no mapping.
 
     `configuration` has checked the file.  Raises OSError if it cannot be read now.
     """

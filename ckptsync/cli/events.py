@@ -182,10 +182,10 @@ def describe(store: Store, s: Summary) -> dict[str, Any]:
 
 
 def _print(args: argparse.Namespace, target: str) -> int:
-    """Print what happened to a run, or to one checkpoint of it; return the exit code.
+    """Print what happened to a run, or to one checkpoint; return unreadable records' code or 0.
 
-    With ``--follow`` print what is new, every `EVERY` seconds, until interrupted.  Raises
-    ConfigError, StoreError.
+    With ``--follow`` print what is new, every `EVERY` seconds, until interrupted.  The cache of the
+    catalogue is saved.  Raises ConfigError if the store has nothing of it, StoreError.
     """
     from ckptsync.cli.ls import catalogue_reader, exit_code, select
 

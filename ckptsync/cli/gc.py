@@ -182,7 +182,8 @@ def _apply(
 def build_request(args: argparse.Namespace) -> RetentionRequest:
     """Return the rules of the command line, else of the configuration, and the grace period.
 
-    Raises ConfigError if there are no rules, unless ``--orphans`` is given.
+    The rules of the command line hold for all runs.  Raises ConfigError for a wrong value, or
+    without rules and ``-c``, unless ``--orphans`` is given.
     """
     rule_texts = {key: value for key in RULES if (value := getattr(args, key)) is not None}
     loaded = configuration(args)

@@ -105,8 +105,9 @@ def run(args: argparse.Namespace) -> int:
 def _install(python: str, path: Path, why: str, *, is_dry: bool) -> str:
     """Write the line unless it is a dry run; return "installed", "replaced" or "unchanged".
 
-    ``why``: why that Python cannot import the hook, which raises ConfigError.  Also raises
-    CkptsyncError if it does not load the line then, and the errors of `_refusal`.
+    A link there is replaced by a file.  ``why``: why that Python cannot import the hook; raises
+    ConfigError if it is not "".  Starts that Python; raises CkptsyncError if it does not load the
+    line then, and the errors of `_refusal`.
     """
     if why:
         raise ConfigError(f"{python}: has no ckptsync: {why}", hint=install_self(python))
@@ -155,9 +156,10 @@ def _refusal(path: Path, error: OSError) -> CkptsyncError:
 
 
 def _probe(python: str, **variables: str) -> tuple[str, bool, str]:
-    """Return where a Python's packages lie, whether it has loaded the hook, and why it cannot.
+    """Run a Python; return where its packages lie, whether it loaded the hook, and why it cannot.
 
-    ``variables`` are set in its environment.  Raises ConfigError if it cannot be run.
+    ``variables`` are set in its environment, without CKPTSYNC_AUTOLOAD otherwise.  Raises
+    ConfigError if it cannot be run, or does not answer within `_PATIENCE` seconds.
     """
     environment = {k: v for k, v in os.environ.items() if k != "CKPTSYNC_AUTOLOAD"} | variables
     try:

@@ -59,8 +59,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the file, run the doctor on it, and print the next command.
 
-    Return the doctor's exit code.  Raises ConfigError for a value that is missing or wrong, and for
-    a file that exists.
+    The file stays if the doctor finds a fault.  Return the doctor's exit code.  Raises ConfigError
+    for a value that is missing or wrong, and for a file that exists.
     """
     from ckptsync.config import loading
 

@@ -74,7 +74,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check_exists(targets: Sequence[str]) -> None:
-    """Raise ConfigError for a path that does not exist, if a similar name lies beside it."""
+    """Raise ConfigError for a path that does not exist, if a similar name lies beside it.
+
+    A path without one passes: what opens it raises.
+    """
     for path in [Path(target) for target in targets if "://" not in target]:
         if not path.exists() and path.parent.is_dir():
             beside = near_names(path.name, (entry.name for entry in path.parent.iterdir()))

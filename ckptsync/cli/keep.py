@@ -61,7 +61,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    """Print what is kept; return the exit code.  Raises ConfigError, StoreError."""
+    """Print what is kept; return unreadable records' code or 0; save the catalogue's cache.
+
+    Raises ConfigError if the target is not in the store, StoreError.
+    """
     store, run_, location = store_run_location(args, only_target(args))
     cache = Cache.load(store.url)
     catalogue = select(store, read_catalogue(store, cache, run_), run_, location)

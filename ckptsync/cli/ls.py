@@ -143,8 +143,8 @@ def _listing_reader(
 ) -> Callable[[], Listing]:
     """Return a function that reads the store and returns the listing of now.
 
-    It raises ConfigError if the target is not in the store, StoreError.  It reads curves again only
-    if the trainers' states have changed.
+    It raises ConfigError if the target is not in the store, StoreError.  It saves the catalogue's
+    cache, and reads curves (of a run only) again only if the trainers' states have changed.
     """
     reader = OverviewReader(store, catalogue_reader(store, run_), run=run_)
     last: tuple[object, Mapping[str, Curve]] = None, {}

@@ -61,9 +61,10 @@ _OUT_OF_MEMORY = CkptsyncError("there is not enough memory", hint=HINT)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command, and return its exit code.
 
-    ``argv``: the words after the program's name.  A `CkptsyncError`, an interrupt or a lack of
-    memory is printed; any other exception is raised, with its traceback (exit code 1).  Sets up the
-    root logger.  If a head started this process (CKPTSYNC_PARENT), it ends when the head does.
+    ``argv``: the words after the program's name, by default the process's.  A `CkptsyncError` or a
+    lack of memory is printed; an interrupt is not.  Any other exception is raised, with its
+    traceback (exit code 1).  Sets up the root logger.  If a head started this process
+    (CKPTSYNC_PARENT), it ends when the head does.
     """
     if "CKPTSYNC_PARENT" in os.environ:  # a head has started it
         from ckptsync.child import die_with_parent
@@ -193,8 +194,9 @@ def _imported(command: str) -> Command:
 def bounded(command: Callable[[], int], *, as_json: bool = False) -> int:
     """Run a command; return its exit code, or that of its error, after printing that.
 
-    Errors of memory, disk and threads become a `CkptsyncError`; any other exception is raised.  ^C
-    returns `INTERRUPTED`, a closed pipe `BROKEN_PIPE`.
+    Errors of memory, disk (those with an errno) and threads become a `CkptsyncError`; any other
+    exception, and SIGTERM's SystemExit, is raised.  ^C returns `INTERRUPTED`, a closed pipe
+    `BROKEN_PIPE` with stdout changed to /dev/null; nothing is printed.
     """
     try:
         with _terminated_like_interrupted():

@@ -243,7 +243,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Plan the merge, write it unless it is a dry run, and print the result; return 0.
 
-    Raises ConfigError, Incomplete, Unsupported, Corrupt or StoreError.
+    The planned objects are exempt from garbage collection for good.  Raises ConfigError,
+    Incomplete, Unsupported, Corrupt or StoreError.
     """
     size = AS_BASE if args.into else SHARD_SIZE
     if args.max_shard_size is not None:
@@ -285,7 +286,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _ray_engine(args: argparse.Namespace, prepared: PreparedMerge, access: Access) -> EngineAt:
-    """Return a function that makes the Ray engine for a destination.  Raises ConfigError."""
+    """Return a function that makes the Ray engine; raise ConfigError for ``--bandwidth``."""
     from ckptsync.merger.ray_engine import RayEngine, task_access
 
     if args.bandwidth:

@@ -50,9 +50,9 @@ def say(line: str, *, to_stderr: bool = False) -> None:
 
 
 def print_error(error: CkptsyncError, *, as_json: bool = False, about: str = "") -> None:
-    """Print an error and its hint on stderr.
+    """Print an error and its hint on stderr, with ``as_json`` as one line of JSON.
 
-    ``about``: the target to name first, unless the error names it.
+    ``about``: the target to name first, unless the error names it; not in JSON.
     """
     if as_json:
         print(json.dumps(as_document(describe_error(error))), file=sys.stderr)
@@ -138,7 +138,7 @@ def columns(text: str) -> int:
 def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
     """Return rows as lines with aligned columns, cleaned; the last column is not padded.
 
-    All rows have the same number of cells.
+    All rows have the same number of cells; [] for no rows.
     """
     cleaned = [[clean(cell) for cell in row] for row in rows]
     widths = [max(map(columns, col)) for col in zip(*(row[:-1] for row in cleaned), strict=True)]

@@ -48,7 +48,10 @@ def with_progress(
     """Run a command, and return its exit code; report as ``--progress`` says.
 
     Without that option, show progress for people if there is a ``label`` (see `output.progress`),
-    and let errors pass.  With it, set ``args.json``, and print and return every error but OSError.
+    and let errors pass.  With it, set ``args.json`` (and ``args.loaded``, and the logger, with
+    ``-c``), and print only the last line that the command printed.  A CkptsyncError or MemoryError
+    is printed and its code returned; OSError is raised; any other Exception is logged, and 1
+    returned.
     """
     if not args.progress:
         if not label:

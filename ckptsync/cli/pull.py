@@ -98,7 +98,8 @@ def run(args: argparse.Namespace) -> int:
     """Find the checkpoint, download it unless it is a dry run, and print where it is.
 
     With ``--logs``, the same for the run's logs (`_pull_logs`).  Return 10 if a file is damaged, 3
-    if one failed otherwise, else 0.  Raises ConfigError, Incomplete, StoreError.
+    if one failed otherwise, else 0.  Raises ConfigError, Incomplete, StoreError; Corrupt for a
+    conflict.
     """
     if args.nnodes is not None and args.nnodes < 1:
         raise ConfigError(f"--nnodes: expected at least 1, not {args.nnodes}")
@@ -220,7 +221,10 @@ def _nodes_note(count: int, checkpoint: FoundCheckpoint, directory: Path) -> lis
 
 
 def _failure_notes(store: Store, checkpoint: FoundCheckpoint, done: Result) -> list[str]:
-    """Return notes on what the user can do about files that failed; none if all are there."""
+    """Return notes on what the user can do about files that failed; [] if none failed.
+
+    Reads the store to tell whether retention deletes them.  Raises StoreError.
+    """
     if not done.failed:
         return []
     name = f"{checkpoint.run}/{checkpoint.location}"

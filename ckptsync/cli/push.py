@@ -107,8 +107,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Upload each directory unless it is a dry run, and print what was uploaded; return 0.
 
-    Files that the store has already are not uploaded again.  Raises ConfigError, Incomplete,
-    Corrupt, StoreError.
+    All directories are planned before any is uploaded.  Files that the store has already are not
+    uploaded again; the store is made if it is new.  Raises ConfigError, Incomplete, Corrupt,
+    StoreError.
     """
     _check_directories(args)
     url, config = store_url(args), configuration(args)
@@ -160,7 +161,10 @@ class _PlannedUpload(NamedTuple):
 
 
 def _check_directories(args: argparse.Namespace) -> None:
-    """Raise ConfigError if the last word names a store, or ``--as`` is given for several."""
+    """Raise ConfigError if the last of several words, or a URL, may be a store.
+
+    Also for ``--as`` with several directories.
+    """
     *earlier, last = args.directories
     is_store_like = "://" in last or not Path(last).exists() or is_store(last)
     if (earlier or "://" in last) and is_store_like:

@@ -267,8 +267,8 @@ class StoreRepairs:
     def repair(self, plan: RepairPlan) -> RepairOutcome:
         """Repair, verify, and repair further damage that this finds; try each part once.
 
-        Damage that only a listing shows is reported first, since nodes act on reports.  An error is
-        returned in the outcome.
+        Damage that only a listing shows is reported first, since nodes act on reports.  A
+        CkptsyncError is returned in the outcome, with what was written before.
         """
         written: list[str] = []
         tried_parts, remaining = frozenset[str](), plan

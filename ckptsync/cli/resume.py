@@ -245,9 +245,10 @@ class _TrainingRunner:
         write_log(self.upload.run.path / SPOOL, f"{timestamp} resume: {text}")
 
     def _drain(self, max_wait: float) -> DrainResult:
-        """Return the saves once the store has them, or ``drain_for`` or signals end the wait.
+        """Wait; return the saves once the store has them, or ``drain_for`` or signals end the wait.
 
-        ``max_wait``: see `is_over`.  Without a store return them at once.
+        ``max_wait``: passed to `drain`; with infinity a signal ends the wait from the process's
+        second on, else any; it must come during the wait.  Without a store return at once.
         """
         if self.drain_for is None:
             return DrainResult(self.upload.saves.read(time.monotonic()))
@@ -279,9 +280,9 @@ class _TrainingRunner:
             return -1
 
     def _pause(self, failures: int, budget: str) -> bool:
-        """Wait before the next restart; return False if a signal asks for the end.
+        """Wait before the next restart; return False at once if a signal asks for the end.
 
-        ``failures`` decides for how long; ``budget`` is printed.
+        ``failures`` decides for how long (`backoff`); ``budget`` is printed.
         """
         seconds = backoff(failures, FIRST, LONGEST)
         note(f"starting it again in {seconds:.0f} s: {budget}")

@@ -230,7 +230,10 @@ def table(heading: Sequence[str], rows: Sequence[Row], width: int) -> Iterator[s
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Return a text as lines of at most ``width`` columns; long words are broken, not cut."""
+    """Return a text as lines of at most ``width`` columns; long words are broken, not cut.
+
+    It is cleaned, and cut at `LONGEST` characters; further lines are indented.
+    """
     cleaned, indent = clean(text, LONGEST), "    "
     if output.columns(cleaned) <= width:
         return [cleaned]
@@ -251,7 +254,7 @@ def more(items: Sequence[object], noun: str, most: int = MOST) -> list[str]:
 
 
 def cut(text: str, room: int) -> str:
-    """Return a text cut to ``room`` columns, with an ellipsis; unchanged if it fits."""
+    """Return a text cut to ``room`` columns, with an ellipsis as the last; unchanged if it fits."""
     if output.columns(text) <= room:
         return text
     while output.columns(text) >= room:

@@ -350,7 +350,7 @@ def list_written_units() -> list[Path]:
 
 
 def list_enabled() -> list[str]:
-    """Return the commands that disable the services that are enabled, one for each of them."""
+    """Return the commands that disable the enabled ckptsync services; [] if none is enabled."""
     return [
         f"systemctl{'' if folder == SYSTEM else ' --user'} disable --now {link.stem}"
         for folder in _unit_folders()
@@ -404,7 +404,8 @@ def _permissions_hinted(path: Path) -> Iterator[None]:
 def _uninstall(args: argparse.Namespace) -> int:
     """Remove the files that `_install` wrote, unless it is a dry run, and print that; return 0.
 
-    Raises ConfigError while the service is enabled: systemd needs the unit to disable it.
+    Files of others stay; a drop-in directory that becomes empty goes.  Raises ConfigError while the
+    service is enabled (systemd needs the unit to disable it), or without the right to remove.
     """
     folder, unit, files, kept_lines = _find_installed(args)
     texts = {path: text for path in files if (text := _read_unit(path)) is not None}

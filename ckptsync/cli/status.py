@@ -82,7 +82,8 @@ def run(args: argparse.Namespace) -> int:
     """Print the overview; with ``--watch`` again and again, until q or an interrupt.
 
     Return the exit code of unreadable records; with ``--check`` 10 for damage, 1 for any other
-    alarm. Raises ConfigError, StoreError.
+    alarm. With ``--html`` write the file. Raises ConfigError, StoreError; CkptsyncError if it
+    cannot.
     """
     store, run_, location = store_run_location(args, only_target(args, "RUN"))
     if location:
@@ -120,7 +121,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write_html(store: Store, overview: Overview, path: Path) -> None:
-    """Write the page to a file, whole or not at all.  Raises ConfigError, CkptsyncError."""
+    """Write the page to a file, whole or not at all, in place of one that exists.
+
+    Reads the store.  Raises ConfigError for a directory, StoreError, CkptsyncError.
+    """
     from ckptsync.web.documents import Documents
     from ckptsync.web.html_file import html_file
 

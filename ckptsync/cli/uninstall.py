@@ -88,7 +88,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list_left_behind() -> Iterator[LeftBehind]:
-    """Yield what this user's ckptsync has written, the files that need no purge first."""
+    """Yield what this user's ckptsync has written, the files that need no purge first.  Lazy.
+
+    A spool comes after its configuration.  Raises ConfigError if a unit may not be read.
+    """
     for path in service.list_written_units():
         yield LeftBehind(path)
     line = Path(sysconfig.get_path("purelib")) / hook.NAME
@@ -105,9 +108,10 @@ def _list_left_behind() -> Iterator[LeftBehind]:
 
 
 def _find_spools(configuration: Path) -> tuple[list[LeftBehind], str]:
-    """Return the spools of a configuration's output directories, and why it must stay.
+    """Return the spools of a configuration's output directories, and why it must stay, or "".
 
-    The reason is empty if it may be removed.
+    It must if it cannot be read, or if a spool stays: one that cannot be read, or has a pin that is
+    not marked as stored.
     """
     try:
         config = load(configuration)

@@ -270,7 +270,10 @@ def _read_baseline(path: Path) -> tuple[ExpectedFile, ...]:
 
 
 def _record(target: InStore | PlainDirectory, path: Path) -> None:
-    """Write the checksums of a directory's files to a new file.  Raises ConfigError, StoreError."""
+    """Read a directory's files, and write their checksums to a new file.
+
+    Raises ConfigError if it exists or cannot be written, and what reading raises.
+    """
     assert isinstance(target, PlainDirectory)
     data = encode_baseline(record_directory(path_or_url.list_tree(target.source, target.access)))
     try:

@@ -36,10 +36,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the URL, and serve the page of a store until an interrupt.
+    """Print the URL, and serve the page of a store until an interrupt, without returning.
 
-    Raises ConfigError for a wrong address or token, or one that other machines reach without a
-    token; StoreError.
+    The server is closed then.  Raises ConfigError for a wrong address or token, or one that other
+    machines reach without a token; StoreError.
     """
     from ckptsync.cli.ls import catalogue_reader
     from ckptsync.config import value_parsers

@@ -38,7 +38,7 @@ _WrittenValues = dict[str, tuple[str, object]]
 
 
 def load(path: Path, environment: Mapping[str, str] = os.environ) -> Config:
-    """Return the configuration in a file, with the environment's overrides.
+    """Read a file; return its configuration, with the environment's overrides and the file's path.
 
     Raises ConfigError with every problem, and UnsafeSpool for a file in a spool (a hook wrote it)
     that other users could have changed.
@@ -48,7 +48,11 @@ def load(path: Path, environment: Mapping[str, str] = os.environ) -> Config:
 
 
 def _text_of(path: Path) -> str:
-    """Return a file's text.  Raises ConfigError, and UnsafeSpool as `load` does."""
+    """Return a file's text.  Raises ConfigError, also for no UTF-8, and UnsafeSpool as `load`.
+
+    A file in a spool must be this user's.  Of any other at most `LIMIT` + 1 bytes are read, so that
+    `parse` refuses a longer one.
+    """
     try:
         if split(path)[1]:
             content = safe_files.read(path)
@@ -68,7 +72,9 @@ def _text_of(path: Path) -> str:
 def read(text: str, name: str, environment: Mapping[str, str]) -> Config:
     """Return the configuration in a file's text; ``name`` is the file's name in messages.
 
-    Raises ConfigError with every problem.
+    Variables in ``environment`` override keys; ``overridden`` names those that had another value.
+    Raises ConfigError with every problem, also for a key that is given twice or contradicts
+    another.
     """
     document = parse(text, name)
     problems = [f"{_position(name, document, key)}: given twice" for key in document.twice]
@@ -109,9 +115,10 @@ class Setting(NamedTuple):
 
 
 def settings(path: Path, environment: Mapping[str, str] = os.environ) -> list[Setting]:
-    """Return every key of a configuration, in the order of the schema.
+    """Return every key of a configuration file, in the order of the schema.
 
-    Raises ConfigError, as `load` does.
+    A key that is not set, or is empty, has its default.  Raises ConfigError and UnsafeSpool, as
+    `load` does.
     """
     load(path, environment)
     name, problems = str(path), list[str]()
@@ -135,9 +142,9 @@ def settings(path: Path, environment: Mapping[str, str] = os.environ) -> list[Se
 def from_environment(
     environment: Mapping[str, str] = os.environ,
 ) -> tuple[dict[str, object], LimitsConfig]:
-    """Return the store's options and the limits that variables set, if there is no file.
+    """Return the store's options and the limits that variables set, for use without a file.
 
-    Raises ConfigError with every problem.
+    Keys that no variable sets have their defaults.  Raises ConfigError with every problem.
     """
     problems: list[str] = []
     prefixes = ("CKPTSYNC_STORAGE_OPTIONS", "CKPTSYNC_LIMITS_")
@@ -158,7 +165,8 @@ def options_for(url: str, options: Mapping[str, object]) -> Mapping[str, object]
     """Return the client options for a store's URL.
 
     Options may be grouped by scheme (``{"s3": {…}}``); those of the URL's scheme are returned.  For
-    a path all are returned, and opening it refuses any.
+    a path all are returned, and opening it refuses any.  Raises ConfigError if ``url`` is no path
+    or URL.
     """
     path_or_url = located(url)
     return Access(options).options_of(path_or_url) if isinstance(path_or_url, Remote) else options
@@ -176,8 +184,8 @@ def limits_of(config: LimitsConfig) -> Limits:
 def share(config: Config) -> LimitsConfig:
     """Return the limits of one child of a head, whose children work at the same time.
 
-    Bandwidth is divided by their number; memory is divided, too, but not below `_LEAST_MEMORY`.
-    Other limits are the head's.
+    Bandwidth is divided by ``head.jobs``; memory by four more, but not below `_LEAST_MEMORY`,
+    unless the limit itself is lower.  Other limits are the head's.
     """
     limits, count = config.limits, config.head.jobs
     table = limits.bandwidth
@@ -187,7 +195,11 @@ def share(config: Config) -> LimitsConfig:
 
 
 def _file_values(document: Document, name: str, problems: list[str]) -> _WrittenValues:
-    """Return the values of known keys; append to ``problems`` for other keys and wrong sections."""
+    """Return for each known key in the file its position and value, which is not read or checked.
+
+    Append to ``problems`` for unknown and removed keys, wrong sections, and a document that is no
+    mapping, which returns {}.
+    """
     if document.values is not None and not isinstance(document.values, dict):
         problems.append(f"{name}: not a mapping of keys to values")
         return {}
@@ -218,7 +230,10 @@ def _file_values(document: Document, name: str, problems: list[str]) -> _Written
 
 
 def _overrides(environment: Mapping[str, str], problems: list[str]) -> _WrittenValues:
-    """Return the values that variables set; append a problem for an unknown one of a section."""
+    """Return for each key that a variable sets the variable and its text, not yet checked.
+
+    Append to ``problems`` for a removed variable, and an unknown one that begins as a section's.
+    """
     sections = tuple(f"CKPTSYNC_{section.upper()}_" for section in SECTIONS)
     written: _WrittenValues = {}
     for variable, value in environment.items():
@@ -232,9 +247,9 @@ def _overrides(environment: Mapping[str, str], problems: list[str]) -> _WrittenV
 
 
 def _value(key: str, written: _WrittenValues, refused: dict[str, str]) -> Any:
-    """Return a key's value, or its default if it is not set or cannot be read.
+    """Return a key's value as its reader reads it; its default if it is not set, empty or wrong.
 
-    Add the problem of a value that cannot be read to ``refused``.
+    Add the problem of a wrong value to ``refused``.
     """
     where, value = written.get(key, ("", None))
     try:
@@ -302,7 +317,7 @@ def _position(name: str, document: Document, key: str) -> str:
 
 
 def _suggestion(key: str, among: Collection[str]) -> str:
-    """Return "did you mean …" for a key like one of ``among``; empty if there is none.
+    """Return "(did you mean …?)" for a key like one of ``among``; empty if there is none.
 
     Without a similar one, suggest a key that has the same name in another section.
     """
@@ -313,7 +328,7 @@ def _suggestion(key: str, among: Collection[str]) -> str:
 
 
 def _join_problems(name: str, problems: list[str]) -> str:
-    """Return the problems as one text, at most `_MOST_SHOWN` of them."""
+    """Return the only problem, or a text with the count and the first `_MOST_SHOWN` of several."""
     if len(problems) == 1:
         return problems[0]
     remainder = [f"and {len(problems) - _MOST_SHOWN} more"] if len(problems) > _MOST_SHOWN else []

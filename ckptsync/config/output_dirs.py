@@ -49,11 +49,13 @@ def output_directories(
 ) -> OutputDirectories:
     """Return the output directories that exist and that a worker may upload from.
 
-    A path or glob that matches nothing is no problem: its job has not started yet.
+    ``unsafe`` has each directory that a wildcard matched and in which other users decide what lies,
+    unless a plain path names it, too.  Nothing that matches is no problem: its job has not started
+    yet.  To judge, a file may be created and removed in a directory.
 
     Args:
         runs: paths and globs of the configuration.
-        store_url: directories inside a store, or around it, are left out.
+        store_url: directories inside a store, or around it, become problems.
         coming: directories that count as if they existed.
         as_owner: judge the safety of each directory for its owner, not for this user.
 
@@ -81,8 +83,8 @@ def output_directories(
 def is_matched(runs: Iterable[RunConfig], directory: Path) -> bool:
     """Return whether a path or glob matches a directory, which need not exist.
 
-    Links in ``directory`` are resolved first.  A subdirectory in which some trainers keep their
-    checkpoints (`checkpoint_dirs.NESTED`) counts as its output directory.
+    Links in ``directory`` are resolved first.  One named as in `checkpoint_dirs.NESTED`, in which
+    some trainers keep their checkpoints, matches also if its parent does.
     """
     real = Path(os.path.realpath(directory))
     names = [real, *([real.parent] if real.name in checkpoint_dirs.NESTED else [])]
@@ -90,7 +92,11 @@ def is_matched(runs: Iterable[RunConfig], directory: Path) -> bool:
 
 
 def _fits(run: RunConfig, own_parts: Sequence[str]) -> bool:
-    """Return whether a run's path or glob matches a real path, given by its components."""
+    """Return whether a run's path or glob matches a real path, given by its components.
+
+    Links are resolved in the part before the first wildcard.  As in a shell, a wildcard matches no
+    name that begins with a dot; none may be a spool.
+    """
     parts = Path(run.path).parts
     first = next(iter(_wildcards(parts)), len(parts))
     fixed = Path(os.path.realpath(Path(*parts[:first]))).parts  # a given path may be a link
@@ -107,7 +113,10 @@ def _fits(run: RunConfig, own_parts: Sequence[str]) -> bool:
 
 
 def existing_directories(runs: Iterable[RunConfig], store_url: str) -> OutputDirectories:
-    """Return the output directories that exist, also those that other users can write to."""
+    """Return the output directories that exist, also those that other users can write to.
+
+    As `output_directories`, with an empty ``unsafe``.
+    """
     outer, _ = _outer_and_inner(_matches(runs))
     return _with_unique_names((match.run for match in outer), store_url)
 
@@ -126,7 +135,11 @@ def list_unmatched(runs: Iterable[RunConfig]) -> tuple[str, ...]:
 
 
 def list_watched(runs: Iterable[RunConfig]) -> tuple[str, ...]:
-    """Return the existing directories in which a new output directory would appear."""
+    """Return the existing directories in which a new output directory would appear.
+
+    They are those above each wildcard and above the last component, or the nearest existing ones
+    above; also directories inside an output directory whose first checkpoint may appear.
+    """
 
     def nearest(parts: Sequence[str]) -> list[str]:
         """Return the directories that match, else the nearest existing ones above them."""
@@ -143,7 +156,7 @@ def list_watched(runs: Iterable[RunConfig]) -> tuple[str, ...]:
 
 
 def _with_unique_names(matched: Iterable[RunConfig], store_url: str) -> OutputDirectories:
-    """Return the directories that can be used, and a problem for each that cannot.
+    """Return the directories that can be used, ordered by path, and a problem for each that cannot.
 
     Problems are a name that no run may have, a directory that overlaps the store, and a name that
     an earlier path has.
@@ -185,13 +198,14 @@ class _Match:
 
 
 def _matches(runs: Iterable[RunConfig], coming: Iterable[Path] = ()) -> list[_Match]:
-    """Return the directories that paths or globs match, with their runs' names.
+    """Return the directories that paths or globs match, links resolved, with their runs' names.
 
-    A path without wildcards may be a link.  A directory that a wildcard matched may not: whoever
-    can write there would choose what is read.  A run's name follows from the path alone, so that
-    every node that mounts it computes the same one: the directory's own name, or, if wildcards
-    stand before it, what they matched (many jobs have an ``out``).  ``coming``: directories that
-    count as if they existed.
+    A path without wildcards may be a link.  A directory that a wildcard matched may not, nor one
+    above it up to the first wildcard: whoever can write there would choose what is read.  Nor may
+    one be a spool.  Without a configured name, a run's name follows from the path alone, so that
+    every node computes the same one: the directory's own name, or, if a wildcard stands before the
+    last component, all that wildcards matched, joined by ``-``.  ``coming``: directories that count
+    as if they existed.
     """
     matches = []
     absent = {Path(os.path.realpath(path)) for path in coming if not _is_directory(path)}
@@ -252,7 +266,8 @@ def _outer_and_inner(matches: Sequence[_Match]) -> tuple[list[_Match], list[_Mat
 def _why_not_ours(directory: Path, uid: int) -> tuple[str, str] | None:
     """Return why other users than ``uid`` can change a directory, and what to do; None if not.
 
-    The same for a directory that cannot be opened.
+    The same for a directory that cannot be opened.  If ``uid`` is this process's, a file may be
+    created and removed in the directory to find out its owner.
     """
     try:
         fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -276,7 +291,7 @@ def _why_not_ours(directory: Path, uid: int) -> tuple[str, str] | None:
 
 
 def _is_directory(path: Path) -> bool:
-    """Return whether a directory exists that this user can reach."""
+    """Return whether a directory exists that this user can reach; links are followed."""
     try:
         return path.is_dir()
     except OSError:  # this user cannot reach it
@@ -292,6 +307,6 @@ def _wildcards(parts: Sequence[str]) -> list[int]:
 
 
 def _glob(parts: Sequence[str]) -> list[str]:
-    """Return the paths that match, in order; a path without wildcards as it is."""
+    """Return the paths that match, sorted; a path without wildcards as it is, even if absent."""
     path = str(Path(*parts))
     return sorted(glob(path)) if _MAGIC & set(path) else [path]  # noqa: PTH207 - the pattern is absolute

@@ -361,7 +361,7 @@ class RetentionConfig(Rules):
         return any(self.of(run) != Rules() for run in ("", *self.runs))
 
     def of(self, run: str) -> Rules:
-        """Return a run's rules: general ones, replaced by those of its name or its first glob."""
+        """Return a run's rules: general ones, replaced by its name's, else by its first glob's."""
         rules = Rules(**{rule.name: getattr(self, rule.name) for rule in fields(Rules)})
         names = (run, *(name for name in self.runs if fnmatchcase(run, name)))
         own: Mapping[str, Any] = next((self.runs[name] for name in names if name in self.runs), {})
@@ -486,7 +486,7 @@ class Config:
 
     @property
     def switched_off(self) -> tuple[str, ...]:
-        """Return a sentence for each task of a head that is off; empty without a head."""
+        """Return a sentence for each of retention and alerts that is off; () without a head."""
         if "head" not in self.roles:
             return ()
         off = []
@@ -505,12 +505,15 @@ SECTIONS: dict[str, Callable[..., Any]] = {
 
 
 def variable_of(key: str) -> str:
-    """Return the name of a key's environment variable, unless its `Key` names another."""
+    """Return the usual name of a key's environment variable: ``CKPTSYNC_WORKER_QUIET``."""
     return f"CKPTSYNC_{key.upper().replace('.', '_')}"
 
 
 def _all_keys() -> Iterator[tuple[str, Key]]:
-    """Yield the full name (``worker.quiet``) and the `Key` of each key, in documented order."""
+    """Yield the full name (``worker.quiet``) and the `Key` of each key, in documented order.
+
+    ``variable`` is filled in if it was None.
+    """
     for section, section_type in {"": Config, **SECTIONS}.items():
         for each in fields(section_type):  # type: ignore[arg-type]
             if key := each.metadata.get("key"):

@@ -56,7 +56,7 @@ def text(value: object) -> str:
 
 
 def duration(value: object) -> float:
-    """Return the seconds of a duration, zero included.  Raises ValueError."""
+    """Return the seconds of a duration such as ``1h30m``, 0 included.  Raises ValueError."""
     return parse_duration(str(value))
 
 
@@ -69,7 +69,7 @@ def period(value: object) -> float:
 
 
 def size(value: object) -> int:
-    """Return the bytes of a size, at least one.  Raises ValueError."""
+    """Return the bytes of a number or of text such as ``5GB``, at least one.  Raises ValueError."""
     is_number = isinstance(value, int) and not isinstance(value, bool)
     count = int(value) if is_number else parse_size(text(value))  # type: ignore[call-overload]
     if not 1 <= count <= LARGEST:
@@ -86,7 +86,7 @@ def location(value: object) -> str:
 
 
 def count(value: object) -> int:
-    """Return a whole number from zero to `_MOST`.  Raises ValueError."""
+    """Return a whole number, or one in text, from zero to `_MOST`.  Raises ValueError."""
     number = int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
     if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= _MOST:
         raise ValueError(f"{value!r:.80} is not a whole number from zero to {_MOST}")
@@ -136,7 +136,7 @@ def yes_or_no(value: object) -> bool:
 
 
 def or_off(read_other: Callable[[object], T]) -> Callable[[object], T | int]:
-    """Return a reader that returns 0 for ``off``, and uses ``read_other`` for any other value."""
+    """Return a reader that returns 0 for ``off`` or false, else what ``read_other`` does."""
     return lambda value: 0 if value is False or value == "off" else read_other(value)
 
 
@@ -164,7 +164,7 @@ def alarms(value: object) -> tuple[str, ...]:
 
 
 def globs(value: object) -> tuple[str, ...]:
-    """Return globs of files in a checkpoint, which are relative.  Raises ValueError."""
+    """Return relative globs of files, also of text with commas.  Raises ValueError."""
     expected = 'globs such as ["*.safetensors", "optimizer*"]'
     items = _listed(value, expected)
     if not all(isinstance(item, str) and item and not item.startswith("/") for item in items):
@@ -188,9 +188,9 @@ def mapping(value: object) -> dict[str, object]:
 
 
 def storage_options(value: object) -> dict[str, object]:
-    """Return a mapping, also of its JSON.
+    """Return a mapping, also of its JSON.  Raises ValueError.
 
-    Raises ValueError, whose message repeats no value: access keys may be among them.
+    No message repeats a value: access keys may be among them.
     """
     try:
         options = plain_json.parse(value, "") if isinstance(value, str) else value
@@ -203,7 +203,7 @@ def storage_options(value: object) -> dict[str, object]:
 
 
 def bandwidth(value: object) -> Schedule | None:
-    """Return a rate or timetable as a schedule; None for off.  Raises ValueError."""
+    """Return a rate or timetable as a schedule; None if it limits nothing.  Raises ValueError."""
     if value is False:  # what YAML makes of `off`
         return None
     schedule = parse_schedule(text(value))
@@ -226,9 +226,10 @@ def directories(value: object) -> dict[str, str]:
 
 
 def bases(value: object) -> dict[str, str]:
-    """Return the base model for each run (``*`` for all) that ``{into: …}`` names.
+    """Return the base model by run, or for all runs by ``*``: {} without ``into``.
 
-    It is ``{into: BASE}`` or ``{into: {RUN: BASE}}``.  Raises ValueError.
+    ``value`` is ``{into: BASE}`` or ``{into: {RUN: BASE}}``; a base is an absolute path or a URL.
+    Raises ValueError.
     """
     settings = mapping(value)
     if unknown := settings.keys() - {"into"}:
@@ -282,7 +283,7 @@ RULES: Mapping[str, Callable[[object], Any]] = {
 
 
 def by_run(value: object) -> dict[str, dict[str, Any]]:
-    """Return for each run, or glob of run names, its own retention rules.  Raises ValueError."""
+    """Return for each run, or glob of runs, its own retention rules, read.  Raises ValueError."""
     rules_of: dict[str, dict[str, Any]] = {}
     for name, rules in mapping(value).items():
         run_rules = rules_of[run_name(name)] = {}
@@ -297,7 +298,7 @@ def by_run(value: object) -> dict[str, dict[str, Any]]:
 
 
 def apprise_urls(value: object) -> tuple[str, ...]:
-    """Return Apprise URLs, also of a string with spaces between them.
+    """Return Apprise URLs of a list, or of a string with spaces between them; http: is refused.
 
     Raises ValueError, whose message never quotes a URL: it may contain a token.
     """
@@ -312,9 +313,10 @@ def apprise_urls(value: object) -> tuple[str, ...]:
 
 
 def command(value: object) -> tuple[str, ...]:
-    """Return a command's words, also of a string, which is split as a shell does.
+    """Return a command's words, of a list, or of a string, which is split as a shell does.
 
-    Its program is an absolute path.  Raises ValueError.
+    () for an empty one; else its program is an absolute path, which need not exist.  Raises
+    ValueError.
     """
     words = shlex.split(value) if isinstance(value, str) else value
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
@@ -351,7 +353,7 @@ def listen_or_path(value: object) -> str:
 
 
 def is_local(where: str) -> bool:
-    """Return whether only this machine reaches an address of `listen_or_path`."""
+    """Return whether only this machine reaches an address: a socket's, or loopback's."""
     return where.startswith(UNIX) or bool(_LOCAL.fullmatch(where.rpartition(":")[0].lower()))
 
 
@@ -368,7 +370,10 @@ def token(value: object) -> str:
 
 
 def runs(value: object) -> tuple[RunConfig, ...]:
-    """Return runs of a list of ``{path, name}``, or of plain paths.  Raises ValueError."""
+    """Return runs of a list of ``{path, name}``, or of plain paths, which are absolute.
+
+    A name that is not given is "".  Raises ValueError.
+    """
     if not isinstance(value, list):
         raise ValueError(f"{value!r} is not a list of runs, such as - path: /data/out")  # noqa: TRY004 - as in `text`
     result = []

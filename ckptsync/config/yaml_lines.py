@@ -43,11 +43,12 @@ class Document:
 
 
 def parse(text: str, name: str) -> Document:
-    """Return the values of a YAML document, with the line of each key.
+    """Return the values of a YAML document, with the line of each key; None for an empty one.
 
-    Every key is a string as it is written, so that ``on`` is a word.  ``name``: the file in
-    messages.  Raises ConfigError, with the line if it is known, for a text that is no YAML, too
-    long, or has more than plain values.
+    Every key is a string as it is written, so that ``on`` is a word.  Of a repeated key the last
+    value counts, and ``twice`` names it.  ``name``: the file in messages.  Raises ConfigError, with
+    the line if it is known, for a text that is no YAML, longer than `LIMIT`, or has more than plain
+    values or one document.
     """
     if len(text) > LIMIT:
         most = f"at most {LIMIT} expected of a configuration"
@@ -81,7 +82,7 @@ class _Loader(yaml.SafeLoader):
     _depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Return the next node.  Raise _NotPlainError for an alias, or too many levels."""
+        """Return the next node; raise _NotPlainError for an alias, or beyond `_DEEPEST` levels."""
         event = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent):
             raise _NotPlainError("an alias (*name) is not read here: write its values out", event)
@@ -94,9 +95,10 @@ class _Loader(yaml.SafeLoader):
 
 
 def _value(node: yaml.Node, path: str, lines: dict[str, int], twice: dict[str, None]) -> Any:
-    """Return a node's value; fill ``lines`` and ``twice`` for the keys in it.
+    """Return a node's value; add the keys in it to ``lines``, and repeated ones to ``twice``.
 
-    Raise _NotPlainError for a tag, or a value that cannot be read or encoded.
+    ``path`` comes before the keys' names.  Raise _NotPlainError for a tag, a key that is no
+    printable text, or a value that cannot be read or encoded.
     """
     if isinstance(node, yaml.SequenceNode) and node.tag == f"{_TAG}seq":
         return [_value(item, f"{path}[].", lines, twice) for item in node.value]

@@ -35,7 +35,8 @@ class Choice:
 def split(what: str, summaries: Sequence[Summary]) -> tuple[str, str]:
     """Return run and checkpoint of ``RUN/CHECKPOINT``, or run and `LATEST` of ``RUN``.
 
-    A run's name may contain slashes, so ``summaries`` tell which one it is.
+    A run's name may contain slashes: ``what`` is a run if ``summaries`` have a run of this name or
+    it has no slash; else its last part is the checkpoint, which need not exist.
     """
     above, _, last = what.rpartition("/")
     if above and (last == LATEST or what not in {s.run for s in summaries}):
@@ -46,10 +47,11 @@ def split(what: str, summaries: Sequence[Summary]) -> tuple[str, str]:
 def choose(
     summaries: Sequence[Summary], run: str, name: str, trust: Trust, part: PulledPart = "whole"
 ) -> Choice:
-    """Return the newest checkpoint of ``run`` for `LATEST`, else the one with this name.
+    """Return for `LATEST` what `_choose_latest` returns, else the newest location of this name.
 
-    The run must have a checkpoint. Raise ConfigError if none has the name, Incomplete or Corrupt if
-    it may not be given.
+    ``name``: a location, or a checkpoint, of which other saves are named in the notes. The run must
+    have a location in ``summaries``. Raise ConfigError if none has the name, Incomplete or Corrupt
+    as `_check_may_be_given`, and Incomplete if `LATEST` finds none.
     """
     in_run = by_age(s for s in summaries if s.run == run)
     if name == LATEST:
@@ -75,7 +77,10 @@ def choose(
 def _choose_latest(run: str, in_run: Sequence[Summary], trust: Trust, part: PulledPart) -> Choice:
     """Return the newest location of a run that may be given; raise Incomplete if there is none.
 
-    ``in_run``: its locations, the oldest first.
+    It may if it is VERIFIED or, with ``trust`` `any`, complete (with a model if ``part`` is
+    `model`). Locations whose shards are being deleted may be given for the model alone. A
+    training's last model (`last_models`) counts only if the run has nothing else. The notes name
+    the newer ones. ``in_run``: the run's locations, the oldest first, at least one.
     """
     last_model_locations = last_models(in_run)
     saves = [s for s in in_run if s.location not in last_model_locations] or in_run
@@ -111,10 +116,11 @@ def _choose_latest(run: str, in_run: Sequence[Summary], trust: Trust, part: Pull
 
 
 def _check_may_be_given(summary: Summary, trust: Trust, part: PulledPart) -> None:
-    """Raise Incomplete or Corrupt if a named checkpoint may not be given.
+    """Raise Incomplete or Corrupt if a named checkpoint may not be given; check no files.
 
-    Corrupt for a conflict; Incomplete for a missing model, and, unless ``trust`` is `any`, for a
-    checkpoint that is being deleted, or whose shards are.
+    Corrupt for a CONFLICT, whatever ``trust`` is. For the model: Incomplete without a model record,
+    and nothing else. Otherwise Incomplete if the checkpoint is RETIRED or its shards are, unless
+    ``trust`` is `any`. INCOMPLETE and DAMAGED pass.
     """
     name = f"{summary.run}/{summary.location}"
     if summary.status == "CONFLICT":
@@ -151,5 +157,5 @@ def _status_text(summary: Summary) -> str:
 
 
 def _first_line(lines: Sequence[str]) -> str:
-    """Return the first line, and how many more there are."""
+    """Return the first line, and how many more there are; "" for no lines."""
     return f"{lines[0]} (and {len(lines) - 1} more)" if len(lines) > 1 else "".join(lines)

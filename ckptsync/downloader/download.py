@@ -85,18 +85,24 @@ class Download:
         return self._final
 
     def preview(self) -> Result:
-        """Return what `run` would do; existing files are judged by names and sizes.
+        """Return what `run` would do, and write nothing; judge existing files by names and sizes.
 
-        Raise ConfigError as `_is_complete`.
+        ``pointers`` are all of the plan's. Raise ConfigError as `_is_complete`, StoreError.
         """
         present = self.plan.files if self._is_complete() else self._list_downloaded()
         return self._result(present, {}, tuple(self.plan.pointers))
 
     def run(self, store: Store, progress: Progress | None = None, threads: int = THREADS) -> Result:
-        """Download what is missing; existing files are read and verified. Return what was done.
+        """Download what is missing, with ``threads`` threads, and rename; return what was done.
 
-        Raise ConfigError if other files have that place. A file that is missing in the store, or
-        damaged, is in `Result.failed`, and then nothing is renamed.
+        Existing and nearby files are read and verified; damaged ones in the hidden directory are
+        deleted and downloaded again. If the final directory is complete, only the pointer files are
+        written. If a file is missing in the store, or damaged there, it is in `Result.failed`, and
+        nothing is renamed.
+
+        ``progress`` gets bytes verified or downloaded, and in all, from any thread. Raise
+        ConfigError if other files have that place, Busy if another pull runs, StoreError, also if
+        the disk lacks room.
         """
         count = _counter(self.plan.size, progress)
         if self._is_complete():
@@ -124,9 +130,9 @@ class Download:
         return self._result(present, {}, self._finish())
 
     def leftovers(self) -> tuple[str, ...]:
-        """Return the other hidden directories of this checkpoint.
+        """Return the paths of this checkpoint's other hidden directories, sorted.
 
-        They are unfinished downloads of other files, or of other bytes.
+        They are unfinished downloads of other files, or of other bytes. None are deleted here.
         """
         with _raising_ours(self._parent):
             if not self._parent.is_dir():
@@ -170,7 +176,8 @@ class Download:
     def downloaded_bytes(self) -> int:
         """Return how many bytes of this download are on disk, with those of unfinished files.
 
-        Another process may be downloading them.
+        0 without a hidden directory, also after the rename. Another process may be downloading
+        them. Raise as `walk`.
         """
         walked = walk(self._hidden)
         return sum(file.size for file in (*walked.files, *walked.partial))
@@ -184,9 +191,10 @@ class Download:
 
     @contextlib.contextmanager
     def _open_hidden(self) -> Iterator[PosixStore]:
-        """Make, open and lock the hidden directory; yield a store in it.
+        """Make, open and lock the hidden directory; yield a store in it; unlock it after the block.
 
-        Raise Busy if another process has locked it.
+        In the block `_open` is its path by descriptor. Raise Busy as `_lock`, ConfigError if a file
+        or link has the name, StoreError.
         """
         with _raising_ours(self._parent):
             self._parent.mkdir(parents=True, exist_ok=True)
@@ -203,12 +211,10 @@ class Download:
             safe_open.close_quietly(descriptor)
 
     def _link_near(self) -> None:
-        """Link nearby files with the right names, sizes and times; `run` verifies them.
+        """Hard-link nearby files with the right names, sizes and times; `run` verifies them.
 
-        A file that cannot be linked is passed over, and downloaded.
-
-        A download replaces a file by rename, so it writes to no linked one. But it sets times, and
-        pins are recognised by the times of their files: so a file with another time is not linked.
+        A file that cannot be linked is passed over, and downloaded. So is one with another time: a
+        download sets times, and pins are recognised by the times of their files.
         """
         sizes = _sizes(self._near) if self._near and not self._near.is_symlink() else {}
         for file in self.plan.files:
@@ -222,7 +228,7 @@ class Download:
                         os.link(source, target, follow_symlinks=False)
 
     def _check_room(self) -> None:
-        """Raise StoreError if the remaining bytes do not fit on the disk."""
+        """Raise StoreError if the plan's bytes, less those on disk, exceed the free space."""
         with _raising_ours(self._parent):
             downloaded = sum(
                 stat.st_blocks * 512
@@ -237,10 +243,10 @@ class Download:
             )
 
     def _check_alike(self) -> None:
-        """Raise ConfigError if the destination's file system takes two names for one file.
+        """Raise ConfigError if the destination's file system takes a pair of `plan.alike` for one.
 
-        It creates both names of each pair of ``plan.alike`` in a temporary directory there, which
-        it deletes again. Raise StoreError if it cannot be written.
+        It creates both names of each pair in a temporary directory there, which it deletes again.
+        Raise StoreError if it cannot be written.
         """
         pair = ("", "")
         with (
@@ -259,10 +265,11 @@ class Download:
                 ) from None
 
     def _publish(self) -> None:
-        """Rename the hidden directory to the final one.
+        """Set all times, then rename the hidden directory to the final one, absent or empty.
 
-        Before that, drafts of killed writes are deleted, and all times are set. Raise ConfigError
-        if the hidden directory holds a file that no pull put there.
+        Before that, drafts of killed writes are deleted. Raise ConfigError, with nothing renamed,
+        if the hidden directory holds a file that is neither a draft nor in the plan, or the final
+        one is not empty; else StoreError.
         """
         names = {f.under for f in self.plan.files}
         with _raising_ours(self._final):
@@ -302,7 +309,11 @@ class Download:
 
 
 def write_pointers(directory: Path, pointers: Mapping[str, bytes]) -> tuple[str, ...]:
-    """Write the files that name the newest checkpoint; return the names of those that changed."""
+    """Write each file of ``pointers`` into ``directory`` whose content differs, or which is a link.
+
+    Return the names that were written. Existing files are replaced. Raise StoreError; OSError if
+    one cannot be read.
+    """
     store, written = PosixStore(str(directory)), []
     for name, content in pointers.items():
         path = directory / name
@@ -314,7 +325,11 @@ def write_pointers(directory: Path, pointers: Mapping[str, bytes]) -> tuple[str,
 
 
 def _counter(total: int, progress: Progress | None) -> Callable[[int], None]:
-    """Return a function that adds up bytes and reports them; any thread may call it."""
+    """Return a thread-safe function that adds bytes, and calls ``progress`` with the sum.
+
+    The sum that it reports is at most ``total``. ``progress`` is called with a lock held, so never
+    by two threads at once; None reports nothing.
+    """
     counted, lock = 0, threading.Lock()
 
     def count(size: int) -> None:
@@ -331,9 +346,10 @@ def _counter(total: int, progress: Progress | None) -> Callable[[int], None]:
 def _find_damaged(
     directory: PosixStore, files: Sequence[StoredFile], count: Callable[[int], None]
 ) -> list[StoredFile]:
-    """Return the files that are missing, or have other bytes; ``count`` gets the others' sizes.
+    """Read all files with `THREADS` threads; return those that are missing, or have other bytes.
 
-    Raise StoreError if one cannot be read.
+    ``count`` gets the sizes of the others. Every file must have a digest. Raise StoreError if one
+    cannot be read.
     """
 
     def has_bytes(file: StoredFile) -> bool:
@@ -362,7 +378,10 @@ def _sizes(directory: Path) -> Mapping[str, int]:
 
 
 def _set_times(root: Path, times: Mapping[str, int]) -> None:
-    """Set the files' times; a directory gets the time of its newest file. Raise OSError."""
+    """Set mtime and atime (ns) of files below ``root``, and sync their directories to disk.
+
+    A directory that holds such files, at any depth, gets the time of its newest one. Raise OSError.
+    """
     newest: dict[str, int] = {}
     for path, time in times.items():
         os.utime(root / path, ns=(time, time), follow_symlinks=False)
@@ -375,11 +394,11 @@ def _set_times(root: Path, times: Mapping[str, int]) -> None:
 
 
 def _lock(descriptor: int, hidden: Path) -> None:
-    """Lock the open hidden directory.
+    """Lock the open hidden directory, without waiting; closing ``descriptor`` unlocks it.
 
-    Raise Busy if another pull has it, has renamed it, or another user made it. On a file system
-    without locks nothing is locked: two pulls at once both download, and the second one's rename
-    fails.
+    Raise Busy if another pull holds the lock or has renamed the directory, or another user made it.
+    On a file system without locks return at once: two pulls at once both download, and the second
+    one's rename fails.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -415,9 +434,10 @@ def _lock(descriptor: int, hidden: Path) -> None:
 
 @contextlib.contextmanager
 def _raising_ours(location: Path) -> Iterator[None]:
-    """Raise an OSError of the block as ConfigError if the path is at fault, else as StoreError.
+    """In the block, raise an OSError as ConfigError if the path is at fault, else as StoreError.
 
-    ``location``: named in the message if the OSError names no file.
+    The path is at fault if a part is a link or no directory, or the name is taken. ``location``:
+    named in the message if the OSError names no file.
     """
     try:
         yield

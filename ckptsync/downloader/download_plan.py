@@ -54,12 +54,12 @@ class PullPlan:
 
     @property
     def alike(self) -> list[tuple[str, str]]:
-        """Return pairs of files that some file systems take for one."""
+        """Return pairs of files that some file systems take for one; see `find_alike`."""
         return find_alike(f.under for f in self.files)
 
     @property
     def key(self) -> str:
-        """Return 16 hex digits that are the same for the same files with the same bytes."""
+        """Return 16 hex digits, the same for the same files with the same bytes in any order."""
         files = [f"{f.under}\0{f.size}\0{f.digest.digest if f.digest else ''}" for f in self.files]
         return digest("\n".join(sorted(files)).encode())[:16]
 
@@ -67,9 +67,13 @@ class PullPlan:
 def plan_checkpoint(state: LocationState, node: str = "") -> PullPlan:
     """Return the plan of all files of a checkpoint, or of those that ``node`` needs to resume.
 
-    A node needs its own files (with its own bytes), the files of no rank, and the shards of which
-    any rank may need a part. It does not need the optimizer shards and random states of other
-    nodes. Raise ConfigError if ``node`` sent no file, Corrupt for unsafe names.
+    ``missing`` names files that are not stored in their recorded size, or that metadata demands and
+    no node uploaded. Of files with several contents the first is planned, and ``notes`` say how
+    many differ. With ``node``, its own contents are planned, and there are no such notes.
+
+    A node needs its own files, the files of no rank, and the shards of which any rank may need a
+    part; not the optimizer shards and random states of other nodes. Raise ConfigError if ``node``
+    uploaded no file, Corrupt for unsafe names.
     """
     if node and node not in (nodes := sorted({k.manifest.node for k in state.manifests})):
         raise ConfigError(
@@ -115,7 +119,7 @@ def _stored_file(path: str, copy: Located) -> StoredFile:
 
 
 def _other_copies(state: LocationState) -> Iterator[str]:
-    """Yield, for each node, how many of its files differ from those that were chosen."""
+    """Yield a note for each node with files that differ from the chosen ones, sorted by node."""
     differing = [
         copy
         for first, *further_copies in state.files.values()
@@ -131,9 +135,10 @@ def _other_copies(state: LocationState) -> Iterator[str]:
 
 
 def plan_model(state: LocationState) -> PullPlan:
-    """Return the plan of the consolidated model's files; ``missing`` names those not stored whole.
+    """Return the plan of the consolidated model's files, without times and pointers.
 
-    Raise Incomplete if there is no model, Corrupt for unsafe names.
+    ``missing`` names those that the store lacks or has in another size. Raise Incomplete if there
+    is no model record, Corrupt for unsafe names.
     """
     record = state.model_record
     if record is None:
@@ -167,8 +172,9 @@ def not_consolidated(name: str) -> Incomplete:
 def model_digests(file: ModelFile, tensors: Sequence[ModelTensor]) -> RangeDigests:
     """Return the digests by which ranges of a model's file can be checked separately.
 
-    A safetensors header follows from the tensors, and each tensor has a digest, so header and
-    tensors are checked each by itself. Any other file is checked as a whole.
+    They are those of the safetensors header, computed from the tensors, and of each non-empty
+    tensor, if these cover the file without gaps. Any other file is one range, with the file's
+    digest.
     """
     ordered = sorted((t for t in tensors if t.size), key=lambda t: t.start)
     header = b""
@@ -184,14 +190,14 @@ def model_digests(file: ModelFile, tensors: Sequence[ModelTensor]) -> RangeDiges
 
 
 def pointers(checkpoint: str, paths: Collection[str]) -> Mapping[str, bytes]:
-    """Return name → content of the files that point trainers to the newest checkpoint.
+    """Return name → content of the files that point trainers to ``checkpoint`` as the newest one.
 
-    Each lies in an output directory.  {} for trainers that read no such file.
+    Each lies in an output directory. {} for trainers that read no such file. ``paths``: the
+    checkpoint's files, by which SkyRL and DeepSpeed are recognised.
 
-    Trainers write them anew with every save, so no store keeps them.  DeepSpeed reads ``latest`` if
+    Trainers write them anew with every save, so no store keeps them. DeepSpeed reads ``latest`` if
     it is given no tag (`deepspeed.runtime.engine`, load_checkpoint); verl and Megatron read
-    ``latest_checkpointed_iteration.txt``, SkyRL ``latest_ckpt_global_step.txt``; the Hugging Face
-    Trainer looks at names and times of directories.
+    ``latest_checkpointed_iteration.txt``, SkyRL ``latest_ckpt_global_step.txt``.
     """
     if match := _ITERATION.fullmatch(checkpoint):
         is_skyrl = any(path.startswith("policy/") for path in paths)
@@ -208,7 +214,10 @@ def _is_of_one_rank(path: str) -> bool:
 
 
 def _check_names(checkpoint: str, paths: Collection[str]) -> None:
-    """Raise Corrupt for names that lead elsewhere, or that are both a file and a directory."""
+    """Raise Corrupt for names that lead elsewhere, or that are both a file and a directory.
+
+    Also for a checkpoint's name with a slash, or that begins with no letter or digit.
+    """
     if not _CHECKPOINT_NAME.fullmatch(checked_path(checkpoint)):
         raise Corrupt(f"{checkpoint!r}: not a checkpoint's name")
     for path in paths:

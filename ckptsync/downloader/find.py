@@ -49,7 +49,11 @@ class FoundCheckpoint:
 def find(store: Store, request: PullRequest) -> FoundCheckpoint:
     """Return the requested checkpoint with the plan of its download, from records read now.
 
-    Raise ConfigError if it does not exist, Incomplete or Corrupt if it is not whole, StoreError.
+    With ``trust`` `any`, a checkpoint (but no model) may lack files: ``plan.missing`` names them.
+    Raise ConfigError if the run, the checkpoint, or a file of the node does not exist; Incomplete
+    if it may not be given (`choose`), lacks files or a model, or has just moved; Corrupt for a
+    CONFLICT, unsafe names, or DAMAGED with files missing; the error of its manifest or tombstone;
+    StoreError.
     """
     what = request.what.strip("/")
     catalogue = read_catalogue(store, run=what.rpartition("/")[0] or what)
@@ -87,9 +91,10 @@ def find(store: Store, request: PullRequest) -> FoundCheckpoint:
 
 
 def why_retired(store: Store, run: str, location: str) -> str:
-    """Return why a checkpoint is being deleted, or an empty string if it is not.
+    """Read from the store why a checkpoint is being deleted, and return it; "" if it is not.
 
-    Called for a file that vanished during a download. Raise StoreError.
+    Also a text if no manifest is left. Call it for a file that vanished during a download. Raise
+    StoreError.
     """
     state = read_location(store, run, location).of(run, location)
     return state.conditions.retired if state else "all its manifests were replaced or deleted"
@@ -98,7 +103,8 @@ def why_retired(store: Store, run: str, location: str) -> str:
 def absent_best(directory: Path) -> str:
     """Return the best checkpoint in ``trainer_state.json`` if it is not on this machine, else "".
 
-    Hugging Face's Trainer loads it at the end of a training.
+    Also "" if that file is absent, unreadable or damaged. Hugging Face's Trainer loads the best
+    checkpoint at the end of a training.
     """
     name = "trainer_state.json"
     # a trainer says more of a state that is damaged
@@ -111,7 +117,7 @@ def absent_best(directory: Path) -> str:
 
 
 def check_outside(store: Store, destination: Path) -> None:
-    """Raise ConfigError if the store is a path and the destination lies inside it."""
+    """Raise ConfigError if the destination, with links resolved, lies in the store's directory."""
     root = directory_of(store)
     if root is not None and destination.resolve().is_relative_to(Path(root).resolve()):
         raise ConfigError(

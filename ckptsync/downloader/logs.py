@@ -23,10 +23,14 @@ from ckptsync.threads import ThreadPool
 def pull_logs(
     store: Store, run: str, destination: Path, threads: int, *, dry: bool = False
 ) -> Result:
-    """Download the logs of a run to ``destination / "logs" / node``; return what was done.
+    """Download the logs of a run to ``destination / "logs" / NODE``, with ``threads`` threads.
 
-    ``dry``: nothing is written. A file that is not given is in `Result.failed`. Raise ConfigError
-    if the run has no logs, StoreError.
+    In the result, ``there`` counts the files that were unchanged. A file that differs locally,
+    vanished or has an unsafe name is in ``failed`` (path below "logs" → error); the others are
+    downloaded. ``dry``: nothing is written, and local files count by size alone.
+
+    Raise ConfigError if the run does not exist, has no logs, or has a checkpoint named "logs", or
+    the directory cannot be made; StoreError.
     """
     prefix = logs_prefix(checked_path(run))
     entries = [*store.names(prefix)]
@@ -64,8 +68,9 @@ def _pull(
 ) -> bool | CkptsyncError:
     """Download one file; return whether it was unchanged, or the error why it is not given.
 
-    A local file that is the beginning of the store's is replaced; one with other bytes is an error.
-    With ``dry`` nothing is downloaded, and files are compared by size alone. Raise StoreError.
+    A local file that is the beginning of the store's is replaced; one with other bytes is left, and
+    is an error. So is a file that vanished or is too large, or an unsafe name. With ``dry`` nothing
+    is downloaded, and files are compared by size alone. Raise StoreError.
     """
     path = entry.name.removeprefix(prefix)
     local_data = None
