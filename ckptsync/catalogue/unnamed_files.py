@@ -114,17 +114,19 @@ def _walk_location(store: Store, own: str, records: str, model: str) -> tuple[li
 def _may_run(store: Store, name: str, *, is_of_model: bool) -> bool:
     """Return whether a file may run code when it is opened; reads it if it ends in ``config.json``.
 
-    A configuration that is no JSON, or is over 4 MiB, cannot (False); one that cannot be read, such
-    as a link, may (True). Pickles count only in the consolidated model.
+    A configuration that is no JSON cannot (False); one that cannot be read, such as a link or more
+    than 4 MiB, may (True). Pickles count only in the consolidated model.
     """
     if not name.endswith("config.json"):
         return may_run(name, pickles=is_of_model)
     try:
-        return _leads_to_code(plain_json.parse(read_all(store, name, _LIMIT), name))
+        text = read_all(store, name, _LIMIT)
+    except CkptsyncError:
+        return True
+    try:
+        return _leads_to_code(plain_json.parse(text, name))
     except Corrupt:
         return False  # nothing opens it
-    except CkptsyncError:
-        return True  # a link, or gone
 
 
 def _leads_to_code(value: object) -> bool:

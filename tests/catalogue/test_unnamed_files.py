@@ -20,6 +20,7 @@ OWN, MODEL = "run/checkpoint-4", "run/consolidated/checkpoint-4"
 CODE = {
     f"{MODEL}/modeling_evil.py": b"import os",
     f"{MODEL}/tokenizer_config.json": b'{"a": [1, {"auto_\\u006dap": {"AutoTokenizer": "x.Y"}}]}',
+    f"{MODEL}/long/config.json": b'{"auto_map": {}}' + b" " * (4 << 20),
     f"{MODEL}/kernel.so": b"x",
     f"{MODEL}/pytorch_model.bin": b"x",
     f"{MODEL}/sub/x.pyc": b"x",
