@@ -36,7 +36,7 @@
 #                             TRL="--modes named hub --hooks none"
 # make campaign-names         `merge --names-of` and `--fill-from` against save_pretrained, for about 55
 #                             architectures of transformers (8 minutes) NAMES="--classes MixtralForCausalLM"
-# make campaign-doctor        plant about 45 faults: `ckptsync doctor` must find each, and raise no alarm
+# make campaign-doctor        plant about 40 faults: `ckptsync doctor` must find each, and raise no alarm
 #                             for 30 sound pairs of nodes (as root) DOCTOR="--only torch clock-5s"
 # make kill                   kill push, pull and merge at every system call that changes something
 #                             (strace), and at random moments (1 hour)

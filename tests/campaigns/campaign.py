@@ -1,4 +1,4 @@
-"""What campaigns share: options, directories, stores, programs that end with them."""
+"""What campaigns share: options, directories, stores."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import argparse
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,22 +72,6 @@ def verdict(wrong: Iterable[str]) -> int:
     for line in lines:
         print(f"VIOLATED {line}", flush=True)
     return 1 if lines else 0
-
-
-@contextlib.contextmanager
-def started(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[Any]]:
-    """Start a program in a session of its own; in the end all of that session is killed."""
-    with subprocess.Popen(command, start_new_session=True, **options) as process:
-        try:
-            yield process
-        finally:
-            kill_session(process)
-
-
-def kill_session(process: subprocess.Popen[Any]) -> None:
-    """Kill a program that `started` has started, and all of its children."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def end_by_signal(main: Callable[[], int]) -> None:

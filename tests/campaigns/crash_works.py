@@ -109,7 +109,8 @@ class Recorder:
 
     def record(self, work: Sequence[Do]) -> None:
         """Do a work, and record it."""
-        patches = {name: getattr(self, f"_{name}") for name in _CHANGES}
+        takers = {name: partial(self._take_name, name) for name in ("unlink", "rmdir")}
+        patches: Any = {n: takers.get(n) or getattr(self, f"_{n}") for n in _CHANGES}
         rename_if_free = partial(self._rename_if_free, publish.rename_if_free)
         with (
             mock.patch.multiple(os, **patches),
@@ -199,17 +200,11 @@ class Recorder:
         self._os["mkdir"](path, mode, dir_fd=dir_fd)
         self._named(path, dir_fd)
 
-    def _gone(self, call: str, path: Any, dir_fd: int | None) -> None:
+    def _take_name(self, call: str, path: Any, *, dir_fd: int | None = None) -> None:
         directory, name = self._place(path, dir_fd)
         self._os[call](path, dir_fd=dir_fd)
         if directory is not None:
             self.steps.append(Names(directory, gone=name))
-
-    def _unlink(self, path: Any, *, dir_fd: int | None = None) -> None:
-        self._gone("unlink", path, dir_fd)
-
-    def _rmdir(self, path: Any, *, dir_fd: int | None = None) -> None:
-        self._gone("rmdir", path, dir_fd)
 
     def _rename(
         self, src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None

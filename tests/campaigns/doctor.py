@@ -27,25 +27,16 @@ from typing import Any
 
 from tests.campaigns.campaign import CKPTSYNC, CLEAN, arguments, flags
 from tests.campaigns.doctor_faults import FAULTS, SOUND, Fault
-from tests.campaigns.nodes import TRAIN, Namespace, Network, built, can_isolate
+from tests.campaigns.nodes import TRAIN, Namespace, Network, can_isolate
+from tests.doctor.nodes import pair
 from tests.doctor.real import PROJECT, SOUND_MACHINE, environment
 
-VERSIONS = {
-    "torch": "2.8.0",
-    "transformers": "4.57.1",
-    "accelerate": "1.11.0",
-    "deepspeed": "0.17.5",
-    "peft": "0.17.1",
-    "safetensors": "0.6.2",
-    "ray": "2.55.0",
-    "llamafactory": "0.9.4",
-    "nvidia-nccl-cu12": "2.27.3",
-}
+VERSIONS = pair()[0]["versions"] | {"nvidia-nccl-cu12": "2.27.3"}
 DOCTOR = (*CKPTSYNC, "doctor", "--json")
 LONGEST = 90.0  # seconds that a command may take, whatever is dead
 _SMI = """#!/bin/sh
 case "$1" in
---query-gpu=name) for _ in $(seq {gpus}); do echo "{gpu}"; done;;
+--query-gpu=name) for _ in $(seq {gpus}); do echo "NVIDIA H200"; done;;
 *) echo {driver};;
 esac
 """
@@ -172,7 +163,7 @@ class Nodes:
         return ["-c", f"{node}/worker.yaml", *words]
 
     def _environment(self, n: int, node: Path, fault: Fault) -> dict[str, str]:
-        smi = _SMI.format(gpus=fault.gpus, gpu=fault.gpu, driver=fault.driver)
+        smi = _SMI.format(gpus=fault.gpus, driver=fault.driver)
         _program(node / "bin/nvidia-smi", smi)
         variables: dict[str, str | None] = {
             "PATH": f"{node}/bin:{os.environ['PATH']}",
@@ -187,7 +178,8 @@ class Nodes:
             "PYTHONPATH": str(PROJECT),
         }
         if shutil.which("cc"):  # libcuda tells the driver's version
-            built(node / "lib/libcuda.so.1", _CUDA % fault.driver_cuda)
+            compiler = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", f"{node}/lib/libcuda.so.1"]
+            subprocess.run(compiler, input=_CUDA % fault.driver_cuda, text=True, check=True)
             variables["LD_LIBRARY_PATH"] = str(node / "lib")
         variables |= {**fault.everywhere, **fault.environment}
         present = {name: value for name, value in variables.items() if value is not None}

@@ -39,7 +39,6 @@ class Fault:
     environment: Variables = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     gpus: int = 2
-    gpu: str = "NVIDIA H200"
     driver: str = "570.124.06"
     driver_cuda: int = 12080
     training: Mapping[str, object] = field(default_factory=dict)
@@ -99,7 +98,6 @@ _NAMED = (
 _LOOPBACK = _NAMED % "127.0.1.1"
 _SHARE_OUT = "mount --bind {home}/n0/out {home}/out"
 THREE = {"NNODES": "3"}
-_OLDER = '#!/bin/sh\n"{python}" "$@" | sed \'s/"python": "3[.][0-9]*[.]/"python": "3.99./\'\n'
 _PATCHED = (
     '#!/bin/sh\n"{python}" "$@" | sed \'s/"python": "\\(3[.][0-9]*\\)[.][0-9]*/"python":'
     " \"\\1.99/'\n"
@@ -194,18 +192,9 @@ FAULTS: Mapping[str, Fault] = {
         links=((f"link set {TRAIN} down", f"link set {TRAIN} up", "node"),),
     ),
     "torch": Fault("versions-differ", versions={"torch": "2.7.1"}),
-    "minor-python": Fault("versions-differ", python=_OLDER),
-    "libnccl": Fault(
-        "versions-differ",
-        "mkdir {home}/nccl; touch {home}/nccl/libnccl.so.2",
-        environment={"LD_PRELOAD": "{home}/nccl/libnccl.so.2"},
-    ),
     "gpus-on-one-node-only": Fault("gpus-on-some", gpus=0, driver=""),
-    "gpus-of-two-kinds": Fault("gpus-mixed", gpu="NVIDIA L4"),
     "nccl-conf": Fault("network-differs", "echo NCCL_PROTO=LL > {home}/{node}/.nccl.conf"),
-    "one-rank-twice": Fault("node-rank master-elsewhere", environment={"NODE_RANK": "0"}),
     "port-taken": Fault("port-taken", on=0, within=("python3", "-c", _HOLDS)),
-    "master-on-the-other": Fault("master-elsewhere", on=None, everywhere={"MASTER_ADDR": "n1"}),
     "master-behind-a-firewall": Fault(
         "master-unreachable", links=(("link set t0 down", "link set t0 up", "hub"),)
     ),
@@ -221,11 +210,6 @@ FAULTS: Mapping[str, Fault] = {
     "shared-by-two-of-three": Fault("disk-differs", _SHARE_OUT, nodes=3, everywhere=THREE),
     "shared-and-each-saves": Fault(
         "disk-shared", _SHARE_OUT, on=None, training={"save_on_each_node": True}
-    ),
-    "model": Fault(
-        "model-differs",
-        "mkdir {home}/other; echo '{}' > {home}/other/config.json; mount --bind {home}/other"
-        " {home}/model",
     ),
     "two-users-of-one-disk": _of_user(
         "users-differ run-left-out",

@@ -61,7 +61,7 @@ from tests.campaigns.two_nodes import (
     parse_arguments,
     training_arguments,
 )
-from tests.support.files_in_memory import file_paths
+from tests.support.files_in_memory import contents
 from tests.support.vector import ROOT
 from tests.support.waiting import until
 
@@ -69,7 +69,6 @@ WORKER = {"quiet": "2s", "unmarked": "5s", "scan_every": "1s"}
 SCOPES = ("trainings", "training", "resume", "disk", "disks", "node", "all", "name", "worker")
 RESUMED = ("ddp", "fsdp2", "zero2", "zero3", "lora")
 MOST_ATTEMPTS = 30
-DRAIN = "8m"
 PATIENCE = START * 4  # torchrun waits 5 minutes for an agent that is gone, and `resume` drains
 
 
@@ -97,7 +96,8 @@ class Campaign:
     def __init__(self, nodes: TwoNodes, mode: str, args: argparse.Namespace) -> None:
         self._nodes, self._mode, self._args = nodes, mode, args
         self._dice = random.Random(f"{args.seed} {mode}")
-        self._whole = replace(self._job("whole", ""), is_alone=True, more=flags(slow=0.01))
+        whole = Job("whole", mode, steps=args.steps, pause=0.3, ranks=1, is_alone=True, limit=50)
+        self._whole = replace(whole, more=flags(slow=0.01))
         self._saved: Mapping[str, Mapping[str, Path]] = {}
 
     def run(self) -> Iterator[str]:
@@ -112,30 +112,34 @@ class Campaign:
             yield f"{self._mode}: the training that nobody kills has losses of {sorted(expected)}"
             return
         for chain in range(1, self._args.chains + 1):
-            yield from self._chain(f"{self._mode}-{chain}", expected)
+            # every second chain is without the hook: there the files say alone what is whole
+            hook = "hook" if chain % 2 else "none"
+            job = replace(self._whole, run=f"{self._mode}-{chain}", hook=hook, is_alone=False)
+            more = ["--no-truth", *flags(slow=0.1, resume="{checkpoint}")]
+            yield from self._chain(replace(job, more=more), expected)
 
-    def _chain(self, run: str, expected: Losses) -> Iterator[str]:
-        kills = self._args.kills
+    def _chain(self, job: Job, expected: Losses) -> Iterator[str]:
+        run = job.run
         for number in range(MOST_ATTEMPTS):
-            finished = [self._checkpoints(n, run) for n in range(NODES)]
-            scope = self._dice.choice(self._args.scopes) if number < kills else ""
-            lost, codes = yield from self._attempt(run, f"a{number}", scope)
-            for n in range(NODES):
-                if n not in lost:
-                    yield from self._missing(n, run, finished[n])
-            yield from self._compared(run, f"a{number}", expected)
+            job = replace(job, attempt=f"a{number}")
+            finished = [_checkpoints(out) for out in self._nodes.outs(job)]
+            scope = self._dice.choice(self._args.scopes) if number < self._args.kills else ""
+            lost, codes = yield from self._attempt(job, scope)
+            for n in {*range(NODES)} - lost:
+                yield from self._missing(n, job, finished[n])
+            yield from self._compared(job, expected)
             yield from self._claimed(run)
-            if codes == [0] * NODES and all_events(self._truth(0, run, f"a{number}"), "trained"):
-                yield from self._unsent(run, f"a{number}")
+            if codes == [0] * NODES and all_events(self._nodes.truth(0, job), "trained"):
+                yield from self._unsent(job)
                 break
-            if self._args.steps in self._steps(run, f"a{number}"):
+            if self._args.steps in self._steps(job):
                 print(f"{run}: killed after its last step", flush=True)
                 return  # a Trainer that resumes there may take one step more
         else:
             yield f"{run}: not trained to its end in {MOST_ATTEMPTS} attempts"
             return
         for path in sorted(self._nodes.outs(self._whole)[0].glob("*.safetensors")):
-            model = self._out(0, run) / path.name
+            model = self._nodes.outs(job)[0] / path.name
             if not model.is_file():
                 yield f"{run}: {path.name} is missing in the end"
             elif model.read_bytes() != path.read_bytes():
@@ -143,67 +147,58 @@ class Campaign:
         print(f"{run}: trained after {number + 1} attempts", flush=True)
 
     def _attempt(
-        self, run: str, attempt: str, scope: str
+        self, job: Job, scope: str
     ) -> Generator[str, None, tuple[set[int], list[int | None]]]:
         """One start on both nodes, and its end; return the nodes without a disk, and the codes."""
         lost: set[int] = set()
         node = self._dice.randrange(NODES)
         # without its worker a training goes on, or is killed itself
         is_killed = scope not in ("", "worker") or (scope != "" and self._dice.random() < 0.6)
-        with self._trainings(run, attempt) as fronts:
+        outs, truth = self._nodes.outs(job), self._nodes.truth(0, job)
+        with self._trainings(job) as fronts:
+
+            def has_ended() -> list[bool]:
+                return [front.poll() is not None for front in fronts]
+
             if scope:
-                self._wait_for_step(self._truth(0, run, attempt), fronts)
+                until(lambda: any(has_ended()) or all_events(truth, "end"), START, 0.1)
                 if scope == "worker":
-                    _kill_worker(self._out(node, run))
+                    _kill_worker(outs[node])
                 # mostly before its last step
                 last = self._args.steps - 1
-                until(lambda: last in self._steps(run, attempt), self._dice.uniform(0, 6), 0.1)
+                until(lambda: last in self._steps(job), self._dice.uniform(0, 6), 0.1)
                 if is_killed:
                     self._kill(scope, node, fronts)
-            until(lambda: all(front.poll() is not None for front in fronts), PATIENCE)
+            until(lambda: all(has_ended()), PATIENCE)
             codes = [front.poll() for front in fronts]
-            if None in codes:
-                yield f"{run} {attempt}: {scope or 'not killed'}: ended with {codes}"
-            if not is_killed and any(codes):
-                yield f"{run} {attempt}: {scope or 'not killed'}, and ended with {codes}"
+            if None in codes or (not is_killed and any(codes)):
+                yield f"{job.name}: {scope or 'not killed'}, and ended with {codes}"
         if scope in ("disk", "disks"):
             lost = {node} if scope == "disk" else {*range(NODES)}
             for n in lost:
-                _kill_worker(self._out(n, run))  # it would own pins on the new disk
-                shutil.rmtree(self._out(n, run), ignore_errors=True)
-        if scope == "name":
-            self._rename(node, f"node{node}-{run}-{attempt}")
-        steps = self._steps(run, attempt)
+                _kill_worker(outs[n])  # it would own pins on the new disk
+                shutil.rmtree(outs[n], ignore_errors=True)
+        if scope == "name":  # it comes back under another one, with its disk
+            config = self._nodes.workers[node].config
+            options = yaml.safe_load(config.read_text()) | {"node": f"node{node}-{job.name}"}
+            config.write_text(yaml.safe_dump(options))
+        steps = self._steps(job)
         trained = f"steps {steps[0]} to {steps[-1]}" if steps else "no step"
-        print(f"{run} {attempt}: {scope or 'not killed'}: {trained}, ended {codes}", flush=True)
+        print(f"{job.name}: {scope or 'not killed'}: {trained}, ended {codes}", flush=True)
         return lost, codes
 
-    def _job(self, run: str, attempt: str) -> Job:
-        job = Job(run, self._mode, steps=self._args.steps, pause=0.3, ranks=1, attempt=attempt)
-        return replace(job, limit=50, more=["--no-truth"])
-
     def _trainings(
-        self, run: str, attempt: str
+        self, job: Job
     ) -> contextlib.AbstractContextManager[list[subprocess.Popen[bytes]]]:
         """Return a training on both nodes, with ``resume`` before it."""
-        job = self._job(run, attempt)
-        # every second chain is without the hook: there the files say alone what is whole
-        hook = "hook" if int(run.rpartition("-")[2]) % 2 else "none"
-        job = replace(job, hook=hook, more=[*job.more, *flags(slow=0.1, resume="{checkpoint}")])
 
         def front(n: int) -> list[str]:
-            out, config = self._out(n, run), self._nodes.workers[n].config
-            words = flags(run=run, nnodes=NODES, attempt=attempt, wait="5m", drain=DRAIN)
+            out, config = self._nodes.outs(job)[n], self._nodes.workers[n].config
+            words = flags(run=job.run, nnodes=NODES, attempt=job.attempt, wait="5m", drain="8m")
             words += flags(trust="complete")
             return [*CKPTSYNC, "resume", str(out), "-c", str(config), *words, "--"]
 
         return self._nodes.training(job, front)
-
-    def _wait_for_step(self, truth: Path, fronts: Sequence[subprocess.Popen[bytes]]) -> None:
-        def is_begun() -> bool:
-            return bool(all_events(truth, "end")) or any(f.poll() is not None for f in fronts)
-
-        until(is_begun, START, 0.1)
 
     def _kill(self, scope: str, node: int, fronts: Sequence[subprocess.Popen[bytes]]) -> None:
         on_both = scope in ("trainings", "worker", "all", "disks")
@@ -218,42 +213,31 @@ class Campaign:
             lines = ((pid, line) for pid, line in command_lines() if pid in children)
             kill(pid for pid, line in lines if script in line and b"\0ckptsync\0" not in line)
 
-    def _rename(self, n: int, name: str) -> None:
-        """Have a node come back under another name, with its disk."""
-        config = self._nodes.workers[n].config
-        options = yaml.safe_load(config.read_text())
-        config.write_text(yaml.safe_dump({**options, "node": name}))
-
-    def _unsent(self, run: str, attempt: str) -> Iterator[str]:
+    def _unsent(self, job: Job) -> Iterator[str]:
         """Yield what is whole on a node and not in the store, by what `resume` says in the end."""
         for n in range(NODES):
-            log = (self._nodes.node(n) / f"{run}.{attempt}.log").read_text(errors="replace")
+            log = (self._nodes.node(n) / f"{job.name}.log").read_text(errors="replace")
             for line in log.splitlines():
                 if line.startswith(("ckptsync: do not shut", "ckptsync: the store cannot")):
-                    yield f"{run} {attempt}: node{n}: {line}"
+                    yield f"{job.name}: node{n}: {line}"
 
-    def _checkpoints(self, n: int, run: str) -> dict[str, dict[str, str]]:
-        """Return the digests of each checkpoint that lies on a node's disk, by its path."""
-        out = self._out(n, run)
-        return {
-            str(checkpoint.relative_to(out)): {
-                name: digest(path.read_bytes()) for name, path in file_paths(checkpoint).items()
-            }
-            for checkpoint in (*out.glob("checkpoint-*"), *out.glob("_ckptsync-aside/*"))
-        }
-
-    def _missing(self, n: int, run: str, before: dict[str, dict[str, str]]) -> Iterator[str]:
-        now = list(self._checkpoints(n, run).values())
+    def _missing(self, n: int, job: Job, before: dict[str, dict[str, str]]) -> Iterator[str]:
+        now = list(_checkpoints(self._nodes.outs(job)[n]).values())
         for name, digests in before.items():
             if digests and not any(digests.items() <= its.items() for its in now):
-                yield f"{run}: node{n}: {name} is gone from its disk"
+                yield f"{job.run}: node{n}: {name} is gone from its disk"
 
     def _claimed(self, run: str) -> Iterator[str]:
         """Yield what the store calls COMPLETE or better, and is not what was saved undisturbed."""
         for name, state in locations(self._nodes.store, run).items():
             if state.status in ("COMPLETE", "CONSOLIDATED", "VERIFIED"):
                 saved = self._saved.get(state.checkpoint, {})
-                is_needed = is_weights if state.checkpoint == FINAL else _is_state
+                # a save is whole without it: a Trainer resumes without a random state
+                is_needed = (
+                    is_weights
+                    if state.checkpoint == FINAL
+                    else (lambda path: not is_random_state(path))
+                )
                 store, fetched = self._nodes.store, self._nodes.home / "fetched" / name
                 wrong = differences(store, state, saved, is_needed=is_needed, is_same=_is_like)
                 lines = [f"{path}: {how}" for path, how in wrong]
@@ -262,29 +246,26 @@ class Campaign:
                 lines.append(merged_otherwise(store, state, fetched, model, ROOT / "base"))
                 yield from (f"{run}/{name} is {state.status}; {line}" for line in lines if line)
 
-    def _compared(self, run: str, attempt: str, expected: Losses) -> Iterator[str]:
-        begun = [all_events(self._truth(n, run, attempt), "begin")[:1] for n in range(NODES)]
+    def _compared(self, job: Job, expected: Losses) -> Iterator[str]:
+        begun = [all_events(self._nodes.truth(n, job), "begin")[:1] for n in range(NODES)]
         first = [event["step"] for events in begun for event in events]
         if len(set(first)) > 1:
-            yield f"{run} {attempt}: the nodes began at steps {first}"
-        for step, values in losses(self._truth(0, run, attempt)).items():
+            yield f"{job.name}: the nodes began at steps {first}"
+        for step, values in losses(self._nodes.truth(0, job)).items():
             if values != expected[step]:
-                yield f"{run} {attempt}: step {step}: {values}, {expected[step]} without kills"
+                yield f"{job.name}: step {step}: {values}, {expected[step]} without kills"
 
-    def _out(self, n: int, run: str) -> Path:
-        return self._nodes.node(n) / "out" / run
-
-    def _truth(self, n: int, run: str, attempt: str) -> Path:
-        return self._nodes.truth(n, self._job(run, attempt))
-
-    def _steps(self, run: str, attempt: str) -> list[int]:
+    def _steps(self, job: Job) -> list[int]:
         """Return the steps that were trained in an attempt."""
-        return sorted(losses(self._truth(0, run, attempt)))
+        return sorted(losses(self._nodes.truth(0, job)))
 
 
-def _is_state(path: str) -> bool:
-    """Return whether a save is not whole without it: a Trainer resumes without a random state."""
-    return not is_random_state(path)
+def _checkpoints(out: Path) -> dict[str, dict[str, str]]:
+    """Return the digests of each checkpoint that lies on a node's disk, by its path."""
+    return {
+        str(path.relative_to(out)): {n: digest(data) for n, data in contents(path).items()}
+        for path in (*out.glob("checkpoint-*"), *out.glob("_ckptsync-aside/*"))
+    }
 
 
 def _is_like(path: str, ours: bytes, reference: bytes) -> bool:

@@ -18,6 +18,7 @@ import subprocess
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.support.seaweedfs import die_with_parent
 from tests.support.waiting import until
@@ -38,14 +39,6 @@ def has_user_namespaces() -> bool:
     """Whether a user may be root in a namespace of his own."""
     trial = ["unshare", "--user", "--map-root-user", "true"]
     return subprocess.run(trial, capture_output=True, check=False).returncode == 0
-
-
-def built(library: Path, source: str) -> None:
-    """A shared library of these words of C."""
-    text = library.with_suffix(".c")
-    if not library.exists() or text.read_text() != source:
-        text.write_text(source)
-        subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(text)], check=True)
 
 
 class Namespace:
@@ -142,22 +135,24 @@ class Network:
         node.ip("link", "set", bridge, "up")
 
 
-def kill_tree(process: subprocess.Popen[bytes]) -> None:
+def kill_tree(process: subprocess.Popen[Any]) -> None:
     """Kill a process, all below it, whatever sessions these have made, and all of its session.
 
     Its session is killed also where the process itself has ended before.  Then wait for it.
     """
     if process.poll() is None:
-        kill([*below(process.pid)])
+        kill(below(process.pid))
     process.wait()
     kill(pid for pid, _ in command_lines() if _session(pid) == process.pid)
 
 
 def kill(pids: Iterable[int]) -> None:
-    """Send SIGKILL to those that are still there."""
-    for pid in pids:
+    """Send SIGKILL to those that are still there, and wait until none is."""
+    victims = [*pids]
+    for pid in victims:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    until(lambda: not any(map(_is_alive, victims)))
 
 
 def command_lines() -> Iterator[tuple[int, bytes]]:
@@ -173,12 +168,11 @@ def _session(pid: int) -> int:
     return 0
 
 
-def is_alive(pid: int, group: int = 0) -> bool:
-    """Return whether there is such a process (of this group, if one is given), and no zombie."""
+def _is_alive(pid: int) -> bool:
+    """Return whether there is such a process, and no zombie."""
     with contextlib.suppress(OSError):  # it has ended meanwhile
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-        state, _, of, *_ = stat.rpartition(")")[2].split()
-        return state not in ("Z", "X") and group in (0, int(of))
+        return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
     return False
 
 

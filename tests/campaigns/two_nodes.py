@@ -8,7 +8,6 @@ import argparse
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -27,14 +26,12 @@ from tests.campaigns.nodes import (
     Network,
     can_isolate,
     command_lines,
-    is_alive,
     kill,
     kill_tree,
     start,
 )
 from tests.support.fault_proxy import TcpProxy
 from tests.support.vector import ROOT
-from tests.support.waiting import until
 
 SCRIPT = Path(__file__).with_name("hf_training.py")
 PROJECT = Path(__file__).parents[2]
@@ -110,14 +107,8 @@ class Worker:
 
     def kill(self) -> None:
         """Send SIGKILL to it and to whatever watches it; both are dead then."""
-        if self._process is None:
-            return
-        group = self._process.pid
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(group, signal.SIGKILL)
-        self._process.wait()
-        while any(is_alive(int(path.name), group) for path in Path("/proc").glob("[0-9]*")):
-            time.sleep(0.01)
+        if self._process:
+            kill_tree(self._process)
 
 
 class TwoNodes:
@@ -375,12 +366,7 @@ def _write_llamafactory(config: Path, job: Job, out: Path) -> None:
 
 
 def _kill_trainers(out: Path) -> None:
-    """Kill what trains into a directory, and wait until it is gone."""
-    words = f"{SCRIPT}\0".encode(), f"{out}\0".encode()
-    trainers = [
-        pid
-        for pid, line in command_lines()
-        if all(word in line for word in words) and b"ckptsync\0resume" not in line
-    ]
-    kill(trainers)
-    until(lambda: not any(map(is_alive, trainers)), 300)
+    """Kill what trains into a directory."""
+    script, directory = f"{SCRIPT}\0".encode(), f"{out}\0".encode()
+    lines = ((pid, x) for pid, x in command_lines() if b"ckptsync\0resume" not in x)
+    kill(pid for pid, line in lines if script in line and directory in line)

@@ -12,19 +12,19 @@ import json
 import os
 import random
 import shutil
-import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from subprocess import DEVNULL, PIPE, CompletedProcess
+from subprocess import DEVNULL, PIPE, CompletedProcess, Popen, TimeoutExpired
 from typing import Any
 
 from ckptsync.records.store_paths import parse_record_name
 from ckptsync.stores.checkpoint_files import MERGING
-from ckptsync.stores.contract import Store, read_all
+from ckptsync.stores.contract import read_all
 from ckptsync.stores.opening import create_store, open_any
 from ckptsync.stores.part_upload import PART
-from tests.campaigns.campaign import CKPTSYNC, CLEAN, flags, kill_session, new_store, started
+from tests.campaigns.campaign import CKPTSYNC, CLEAN, flags, new_store
+from tests.campaigns.nodes import kill_tree
 from tests.support.files_in_memory import contents, file_paths
 from tests.support.seaweedfs import weed
 from tests.support.vector import ROOT, vector
@@ -47,15 +47,17 @@ def run(
 
     Raises TimeoutExpired if it does not end at all.
     """
-    pipes = {"stdin": DEVNULL, "stdout": PIPE, "stderr": PIPE}
-    with started(command, text=True, env=dict(environment), **pipes) as process:
+    pipes: Any = {"stdin": DEVNULL, "stdout": PIPE, "stderr": PIPE}
+    with Popen(command, env=environment, text=True, start_new_session=True, **pipes) as process:
         try:
             out, err = process.communicate(timeout=pause)
-        except subprocess.TimeoutExpired:
+        except TimeoutExpired:
             if pause == PATIENCE:
                 raise
-            kill_session(process)
+            kill_tree(process)
             out, err = process.communicate()
+        finally:
+            kill_tree(process)
     return CompletedProcess(list(command), process.returncode, out, err)
 
 
@@ -69,15 +71,28 @@ class Victim(ABC):
     mark: str
     expected: Files
 
-    def __init__(self, name: str, home: Path, options: Mapping[str, object] | None = None) -> None:
-        self.name, self.destination, self.home = name, home / "destination", home
+    def __init__(self, command: str, kind: str, home: Path) -> None:
+        self.name, self.destination, self.home = f"{kind}, {command}", home / "destination", home
         home.mkdir(parents=True, exist_ok=True)
-        storage = {"CKPTSYNC_STORAGE_OPTIONS": json.dumps(options)} if options else {}
+        self._kind, self._count = kind, 0
+        self._top, self._options = new_store(kind, home)
+        storage = {"CKPTSYNC_STORAGE_OPTIONS": json.dumps(self._options)} if self._options else {}
         self.environment = {**CLEAN, "XDG_CACHE_HOME": str(home / "cache"), **storage}
+
+    @property
+    def url(self) -> str:
+        """The store of this world."""
+        return f"{self._top}/{self._count}"
 
     def prepare(self) -> None:
         """Make a new world."""
+        self._count += 1
         shutil.rmtree(self.destination, ignore_errors=True)
+
+    def stored(self) -> dict[str, bytes]:
+        """Return the content of every object in the store, records too."""
+        store = open_any(self.url, self._options)
+        return {entry.name: read_all(store, entry.name) for entry in store.names("")}
 
     @abstractmethod
     def words(self) -> Sequence[str]:
@@ -124,9 +139,7 @@ class Pushing(Victim):
     PUSHED = "run/checkpoint-4"
 
     def __init__(self, kind: str, home: Path, dice: random.Random) -> None:
-        self._kind, self._count = kind, 0
-        self._top, self._options = new_store(kind, home)
-        super().__init__(f"{kind}, push", home, self._options)
+        super().__init__("push", kind, home)
         (home / "store").mkdir()
         self.environment["CKPTSYNC_LIMITS_THREADS"] = "2"
         self._checkpoint = home / self.PUSHED
@@ -136,27 +149,22 @@ class Pushing(Victim):
         self.mark = str(self._checkpoint)
 
     def prepare(self) -> None:
-        self._count += 1
-        create_store(f"{self._top}/{self._count}", self._options)
+        super().prepare()
+        create_store(self.url, self._options)
 
     def words(self) -> Sequence[str]:
-        store = flags(store=f"{self._top}/{self._count}", run="run", node="n0")
+        store = flags(store=self.url, run="run", node="n0")
         return ["push", str(self._checkpoint), *store]
 
-    def _store(self) -> Store:
-        return open_any(f"{self._top}/{self._count}", self._options)
-
     def files(self) -> Files:
-        store = self._store()
-        names = (entry.name for entry in store.names("") if ".ckptsync/" not in entry.name)
-        return {name: read_all(store, name) for name in names}
+        return {name: data for name, data in self.stored().items() if ".ckptsync/" not in name}
 
     def harm(self) -> Iterator[str]:
         """Yield files that nobody wrote so, and what a manifest names and is not there."""
         yield from self.torn()
-        names = {entry.name for entry in self._store().names("")}
-        if any(map(parse_record_name, names)):
-            lost = sorted(self.expected.keys() - names)
+        stored = self.stored()
+        if any(map(parse_record_name, stored)):
+            lost = sorted(self.expected.keys() - stored)
             yield from (f"{name}: has a manifest, and is lost" for name in lost)
 
     def left(self) -> Iterator[str]:
@@ -181,21 +189,20 @@ class Pulling(Victim):
     mark = ".pull-"  # in the hidden directory's name: nothing is changed before there is one
 
     def __init__(self, kind: str, home: Path, dice: random.Random) -> None:
-        self._url, options = new_store(kind, home)
-        super().__init__(f"{kind}, pull", home, options)
+        super().__init__("pull", kind, home)
         self.source = home / "out" / self.CHECKPOINT
         shutil.copytree(vector("raw-ds-zero3-tied").sources[0], self.source.parent)
         (self.source / "ballast.bin").write_bytes(dice.randbytes(LARGE))
         for n, path in enumerate(file_paths(self.source).values()):
             os.utime(path, ns=(BASE + n * 10**9,) * 2)
-        push_now(self.source.parent, create_store(self._url, options), "node0", self.RUN)
+        push_now(self.source.parent, create_store(self._top, self._options), "node0", self.RUN)
         self._newest = BASE + n * 10**9
         checkpoint = {f"{self.CHECKPOINT}/{p}": x for p, x in _with_times(self.source).items()}
         self.expected = {**checkpoint, "latest": self.CHECKPOINT.encode()}
 
     def words(self) -> Sequence[str]:
         checkpoint = f"{self.RUN}/{self.CHECKPOINT}"
-        return ["pull", checkpoint, str(self.destination), *flags(store=self._url)]
+        return ["pull", checkpoint, str(self.destination), *flags(store=self._top)]
 
     def files(self) -> Files:
         """Return all files, hidden ones too, and directories as files without a content."""
@@ -220,9 +227,7 @@ class Merging(Victim):
     """A merge into a directory (posix) or a store (s3)."""
 
     def __init__(self, kind: str, home: Path, _dice: random.Random) -> None:
-        self._kind, self._count = kind, 0
-        self._top, self._options = new_store(kind, home)
-        super().__init__(f"{kind}, merge", home, self._options)
+        super().__init__("merge", kind, home)
         self.mark = str(self.destination) if kind == "posix" else "PUT /"
         model = home / "expected"
         assert run([*CKPTSYNC, *self._merge(str(model))], self.environment).returncode == 0
@@ -233,13 +238,8 @@ class Merging(Victim):
         sources = [str(path) for path in vector("hf-zero3-2node").sources]
         return ["merge", *sources, destination, *size]
 
-    def prepare(self) -> None:
-        super().prepare()
-        self._count += 1
-
     def words(self) -> Sequence[str]:
-        is_local = self._kind == "posix"
-        return self._merge(str(self.destination) if is_local else f"{self._top}/{self._count}")
+        return self._merge(str(self.destination) if self._kind == "posix" else self.url)
 
     def finish(self) -> Iterator[str]:
         if self.files() != self.expected:  # whole when it died: the same command would be refused
@@ -248,8 +248,7 @@ class Merging(Victim):
     def files(self) -> Files:
         if self._kind == "posix":
             return contents(self.destination) if self.destination.is_dir() else {}
-        store = open_any(f"{self._top}/{self._count}", self._options)
-        return {entry.name: read_all(store, entry.name) for entry in store.names("")}
+        return self.stored()
 
     def harm(self) -> Iterator[str]:
         yield from (line for line in self.torn() if not line.startswith(f"{MERGING}:"))
