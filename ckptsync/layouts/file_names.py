@@ -114,7 +114,10 @@ KINDS = (
 
 
 def is_beside_weights(name: str) -> bool:
-    """Return whether a file at the top of a checkpoint is the model's, not the training's."""
+    """Return whether a name is that of a model's configuration, tokenizer or code.
+
+    ``name``: of a file at the top of a checkpoint, without weights.
+    """
     return name in BESIDE_WEIGHTS or bool(_CODE.fullmatch(name))
 
 
@@ -189,7 +192,10 @@ def is_of_one_rank(base: str) -> bool:
 
 
 def metadata_files(names: Collection[str], root: str) -> tuple[str, ...]:
-    """Return the files that describe the distributed checkpoint in ``root``, if any."""
+    """Return ``.metadata`` in ``root`` alone if it exists, else each rank's in order; () if none.
+
+    ``names``: all files of the checkpoint.
+    """
     name = join(root, METADATA)
     if name in names:
         return (name,)
