@@ -134,10 +134,7 @@ _BIAS = "attention_bias"
 
 
 def _attention(qkv: str = "", out: str = "", name: str = "o_proj") -> str:
-    """Return the rows of attention.
-
-    ``qkv``, ``out``: the bias fields of q, k and v, and of the output; ``name``: the output's.
-    """
+    """Return attention's rows, with biases ``qkv`` and, of the output called ``name``, ``out``."""
     return f"""
         self_attn.q_proj A*D,H {qkv}
         self_attn.k_proj G*D,H {qkv}
@@ -397,10 +394,7 @@ def parsed(name: str, data: bytes) -> Config:
 
 
 def ties(config: Config) -> bool:
-    """Return whether ``tie_word_embeddings`` is true at the top: the output layer is the embedding.
-
-    Then either name or both may be stored.
-    """
+    """Return whether ``tie_word_embeddings`` is true; then either name or both may be stored."""
     return config.get("tie_word_embeddings") is True
 
 

@@ -114,10 +114,7 @@ KINDS = (
 
 
 def is_beside_weights(name: str) -> bool:
-    """Return whether a name is that of a model's configuration, tokenizer or code.
-
-    ``name``: of a file at the top of a checkpoint, without weights.
-    """
+    """Return whether a file at the top of a checkpoint is a configuration, tokenizer or code."""
     return name in BESIDE_WEIGHTS or bool(_CODE.fullmatch(name))
 
 
@@ -192,10 +189,7 @@ def is_of_one_rank(base: str) -> bool:
 
 
 def metadata_files(names: Collection[str], root: str) -> tuple[str, ...]:
-    """Return ``.metadata`` in ``root`` alone if it exists, else each rank's in order; () if none.
-
-    ``names``: all files of the checkpoint.
-    """
+    """Return ``.metadata`` in ``root`` alone if it exists, else each rank's in order; () if none."""
     name = join(root, METADATA)
     if name in names:
         return (name,)

@@ -134,10 +134,7 @@ def _box(shard: Any) -> tuple[Shape, Shape]:
 
 
 def _piece(shard: Any, dtype: str) -> tuple[Shape, StoredTensor]:
-    """Return offsets and stored elements of a shard; raise Corrupt for other sizes or dtypes.
-
-    Raise Unsupported if its tensor is not plain.
-    """
+    """Return a shard's offsets and elements; Corrupt for wrong ones, Unsupported if not plain."""
     fields = attributes(shard, "Shard", ("tensor", "metadata"))
     (offsets, sizes), stored = _box(fields["metadata"]), fields["tensor"]
     stored = plain_tensor(stored)
