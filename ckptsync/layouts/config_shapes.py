@@ -134,7 +134,7 @@ _BIAS = "attention_bias"
 
 
 def _attention(qkv: str = "", out: str = "", name: str = "o_proj") -> str:
-    """Return attention's rows, with biases ``qkv`` and, of the output called ``name``, ``out``."""
+    """Return the rows of attention: biases ``qkv`` and ``out``, and the output's ``name``."""
     return f"""
         self_attn.q_proj A*D,H {qkv}
         self_attn.k_proj G*D,H {qkv}

@@ -189,7 +189,7 @@ def is_of_one_rank(base: str) -> bool:
 
 
 def metadata_files(names: Collection[str], root: str) -> tuple[str, ...]:
-    """Return ``.metadata`` in ``root`` alone if it exists, else each rank's in order; () if none."""
+    """Return ``.metadata`` in ``root`` alone if it exists, else those of ranks in order; or ()."""
     name = join(root, METADATA)
     if name in names:
         return (name,)

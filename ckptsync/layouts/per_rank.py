@@ -427,7 +427,7 @@ def _read_tensors(value: Any) -> Iterator[tuple[str, RankTensor]]:
 
 
 def _read_tensor(key: str, value: Any, meshes: Meshes) -> RankTensor:
-    """Return a tensor, or a sharded one's share, adding its mesh to ``meshes``; raises as `load`."""
+    """Return a tensor or the rank's share, adding its mesh to ``meshes``; raises as `load`."""
     if key.rpartition(".")[2] == "_flat_param":
         raise Unsupported(
             "FSDP's LOCAL_STATE_DICT: flattened parameters, whose names and shapes are not in the"

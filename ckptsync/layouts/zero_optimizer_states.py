@@ -195,7 +195,7 @@ def _groups(file: StateFile, key: str, stage: int) -> list[_Flat]:
 
 
 def _index(base: Mapping[str, Any], group: int) -> Any:
-    """Return the key of a group's one flat parameter in torch's state; ``group`` if none is named."""
+    """Return the key of a group's flat parameter in torch's state; ``group`` if none is."""
     groups = base.get("param_groups")
     group_content = groups[group] if isinstance(groups, list) and group < len(groups) else None
     indices = group_content.get("params") if isinstance(group_content, dict) else None
