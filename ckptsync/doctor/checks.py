@@ -45,8 +45,8 @@ _RAY_CPUS = 10  # that LLaMA-Factory 0.9.5 asks of Ray for each GPU
 def compare(facts: Iterable[Mapping[str, Any]]) -> tuple[Finding, ...]:
     """Return the findings of all checks over nodes that will train together, failures first.
 
-    ``facts``: of one node or more, as `ckptsync.doctor.probe.gather` returns them.  Of several
-    processes on a node (one id, one boot) the first counts.
+    ``facts``: as `ckptsync.doctor.probe.gather` returns them; () without any.  Of several processes
+    on a node (one id, one boot) the first counts.  One node alone is not compared, but for NNODES.
     """
     distinct: dict[tuple[str, str], NodeFacts] = {}
     for node in map(read_facts, facts):
@@ -73,7 +73,7 @@ def _check(node: NodeFacts, nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
 
 
 def check_clock(node: NodeFacts) -> Iterator[Finding]:
-    """Yield a finding if a node's clock is more than `SKEW_WARN` seconds from the store's."""
+    """Yield a finding if a node's measured clock is over `SKEW_WARN` seconds from the store's."""
     if node.clock is not None and abs(node.clock) > SKEW_WARN:
         direction = "ahead of" if node.clock > 0 else "behind"
         what = f"{show_duration(abs(node.clock))} {direction} the store's"
@@ -81,7 +81,7 @@ def check_clock(node: NodeFacts) -> Iterator[Finding]:
 
 
 def compare_clocks(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Yield a finding if two nodes' clocks are more than `SKEW_WARN` seconds apart."""
+    """Yield one finding, of the two clocks farthest apart, if that is over `SKEW_WARN` seconds."""
     clocks = sorted((node.clock, node.name) for node in nodes if node.clock is not None)
     if clocks and (difference := clocks[-1][0] - clocks[0][0]) > SKEW_WARN:
         late_node, early_node = clocks[0][1], clocks[-1][1]
@@ -111,7 +111,7 @@ def check_open_files(node: NodeFacts) -> Iterator[Finding]:
 
 
 def check_shared_memory(node: NodeFacts) -> Iterator[Finding]:
-    """Yield a warning if /dev/shm has fewer than `_SHM` bytes free."""
+    """Yield a warning if /dev/shm has fewer than `_SHM` bytes free; nothing if unknown."""
     free = node.limits.get("shm", _SHM)
     if free < _SHM:
         why = "data loaders and NCCL share memory there: `Bus error`, or a hang"
@@ -134,8 +134,8 @@ def count_visible(node: NodeFacts) -> int | None:
     """Return how many GPUs a process would see on a node; None if its GPUs are unknown.
 
     As CUDA reads CUDA_VISIBLE_DEVICES: entries up to the first that is no device count (CUDA C++
-    Programming Guide, "CUDA Environment Variables").  If the driver shows no GPU, it is how many
-    the variable names.
+    Programming Guide, "CUDA Environment Variables").  The smallest count of `_VISIBLE` and the
+    driver's GPUs counts; if the driver shows none, that of the variables, and 0 without them.
     """
     if node.gpus is None:
         return None
@@ -146,7 +146,10 @@ def count_visible(node: NodeFacts) -> int | None:
 
 
 def _devices(text: str, gpu_count: int) -> list[str]:
-    """Return the entries that name devices, up to the first that does not."""
+    """Return the entries that name devices, up to the first that does not or repeats one.
+
+    Devices are numbers below ``gpu_count``, and what begins with ``GPU-`` or ``MIG-``.
+    """
     devices: list[str] = []
     for entry in (part.strip() for part in text.split(",")):
         is_index = bool(_NUMBER.fullmatch(entry)) and int(entry) < gpu_count
@@ -198,7 +201,7 @@ def check_gpu_names(node: NodeFacts) -> Iterator[Finding]:
 
 
 def check_driver(node: NodeFacts) -> Iterator[Finding]:
-    """Yield a failure if the driver does not support the major version of CUDA of torch's build."""
+    """Yield a failure if the driver's CUDA has a lower major version than torch's, both known."""
     build, driver_cuda = node.builds.get("cuda", ""), node.driver_cuda
     if build and driver_cuda and parse_version(driver_cuda)[:1] < parse_version(build)[:1]:
         what = f"knows CUDA {driver_cuda}, torch is built for {build}"
@@ -238,7 +241,7 @@ def compare_gpus(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
 
 
 def compare_gpu_models(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Yield a warning if not all GPUs are of one kind."""
+    """Yield a warning if not all GPUs, of a node or of several, are of one model."""
     kinds = group_by((n for n in nodes if n.gpus), lambda n: ", ".join(sorted(set(n.gpus or ()))))
     if len(kinds) > 1 or any(len(set(node.gpus or ())) > 1 for node in nodes):
         what, names = show_groups(kinds), names_of(kinds)
@@ -291,7 +294,7 @@ def _processes(node: NodeFacts) -> int | None:
 
 
 def _reached_at(node: NodeFacts) -> str:
-    """Return the addresses, with commas, by which other machines may reach the host's name."""
+    """Return the addresses of the host's name that are not loopback, with commas; "" for none."""
     return ", ".join(
         address for address in node.addresses if not launch_checks.is_loopback(address)
     )
@@ -391,7 +394,7 @@ def _compare_disk(path: str, nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
 
 
 def compare_models(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Yield a warning if base models differ between nodes, in configuration or sizes of files."""
+    """Yield a warning if nodes that name a base model have different digests of it; "" is one."""
     yield from find_difference(
         warn,
         "model-differs",
@@ -410,7 +413,7 @@ def parse_version(text: str) -> tuple[int, ...]:
 
 
 def _overrides(node: NodeFacts) -> str:
-    """Return the versions, else the paths, of the libnccl that replace torch's own, with commas."""
+    """Return the versions (a path without one) of the libnccl put before torch's, with commas."""
     return ", ".join(match[1] if (match := _NCCL.search(path)) else path for path in node.overrides)
 
 
@@ -488,7 +491,11 @@ def check_transformers(node: NodeFacts) -> Iterator[Finding]:
 
 
 def check_llamafactory_ray(node: NodeFacts) -> Iterator[Finding]:
-    """Yield a warning for versions of LLaMA-Factory that do not end, or do not start, under Ray."""
+    """Yield a warning for versions of LLaMA-Factory that do not end, or do not start, under Ray.
+
+    They are up to 0.9.2 with Ray before 2.55; and 0.9.5 with USE_RAY on a node without a visible
+    GPU, or with fewer than `_RAY_CPUS` CPUs for each.
+    """
     factory, ray = (parse_version(node.versions.get(name, "")) for name in ("llamafactory", "ray"))
     if () < factory <= (0, 9, 2) and () < ray < (2, 55):
         what = f"LLaMA-Factory {node.versions['llamafactory']} with Ray {node.versions['ray']}"
@@ -511,7 +518,7 @@ def check_llamafactory_ray(node: NodeFacts) -> Iterator[Finding]:
 
 
 def check_final_model(node: NodeFacts) -> Iterator[Finding]:
-    """Yield a warning if a training with ZeRO-3 does not gather the weights for its final model."""
+    """Yield a warning if a training with ZeRO-3 says that its saves do not gather the weights."""
     gathers = node.training.get("gather_16bit")
     if node.training.get("zero_stage") == "3" and gathers and not is_true(gathers):
         subject = "stage3_gather_16bit_weights_on_model_save"

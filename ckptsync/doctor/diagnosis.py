@@ -91,9 +91,8 @@ def examine(
     """Run all checks on this node, and return the diagnosis.  May take minutes.
 
     It runs the Python that trains, and writes and removes small files in the output directories and
-    the store.  With ``publishes``, if the store can be used, it writes its facts and findings
-    there; with ``wait`` or ``compares`` it then compares other nodes.  ``progress`` is called at
-    arrivals.
+    the store.  With ``publishes``, if the store can be used, it goes on as `_publish`, and calls
+    ``progress`` at arrivals; otherwise nothing is published or compared.
     """
     config, target = request.config, request.target
     local_findings = (
@@ -157,7 +156,8 @@ def _coverage(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return what was checked on this node, and what was not, with the option that would check it.
 
-    ``skipped``: output directories in which root tried nothing.
+    A node without the role worker has neither Python, outputs, training nor other nodes on the
+    lists.  ``skipped``: output directories in which root tried nothing.
     """
     how, training = "--output-dir DIR, or --training FILE", request.training
     if skipped:
@@ -319,9 +319,9 @@ def _compare_all(
 ) -> tuple[tuple[str, ...], list[Finding]]:
     """Compare the nodes of each job that published lately, and those of each run that trains now.
 
-    Return the nodes' names and the findings: also those that nodes published about themselves,
-    unread files, and a warning if there is only one node.  ``clock``: seconds by which this node's
-    clock is ahead of the store's.  Raises StoreError.
+    Return the nodes' names, () for none, and the findings: also those that nodes published about
+    themselves, unread files, and a warning for one node only, unless NNODES explains that.
+    ``clock``: seconds by which this node's clock is ahead of the store's.  Raises StoreError.
     """
     now = time.time() - clock
     facts, errors = published_facts.read_published(store, now, request.max_age)
@@ -350,5 +350,5 @@ def _compare_all(
 
 
 def names(facts: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the sorted names of nodes."""
+    """Return the sorted names of nodes, each once."""
     return tuple(sorted({str(node["node"]) for node in facts}))

@@ -77,7 +77,7 @@ def check_answers(*paths: object) -> None:
 
 
 def fixed_part(path: Path) -> Path:
-    """Return the part of a path before its first wildcard."""
+    """Return a path's components before the first with a wildcard (``*?[``); all without any."""
     end = next((n for n, part in enumerate(path.parts) if set("*?[") & set(part)), len(path.parts))
     return Path(*path.parts[:end])
 
@@ -181,8 +181,8 @@ def size_of(checkpoint: ListedCheckpoint) -> int:
 def expected_size(model: str, training: Mapping[str, str]) -> int:
     """Return the bytes of a checkpoint of the whole model with its optimizer; 0 if unknown.
 
-    That is `_STATES` times the model's safetensors.  Unknown if only a part of the model is
-    trained, or they cannot be found.  ``training``: the values in the training's file.
+    That is `_STATES` times the safetensors directly in ``model``.  Unknown if they cannot be found,
+    or ``finetuning_type`` in ``training`` is not full; LLaMA-Factory's default is lora.
     """
     # LLaMA-Factory's default is lora
     default = "full" if "model_name_or_path" not in training else "lora"
@@ -223,7 +223,7 @@ def _opened_spool(path: Path) -> Iterator[tuple[int, int]]:
 def _check_pins(path: Path, newest: ListedCheckpoint | None) -> Iterator[Finding]:
     """Yield a failure if a new file of the output directory cannot be linked into its spool.
 
-    Tries it with a file that is removed again.  Then yields what `_check_owner` yields.
+    Makes and removes the file.  Then yields what `_check_owner` yields.  An OSError is a finding.
     """
     trial, made_by = f"{_TRIAL}{secrets.token_hex(8)}", None
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -246,7 +246,10 @@ def _check_pins(path: Path, newest: ListedCheckpoint | None) -> Iterator[Finding
 
 
 def _pin_refused(path: Path, e: OSError, *, is_linked: bool) -> Finding:
-    """Return the finding of a failed trial; ``is_linked``: the file was made, the link failed."""
+    """Return the failure for an error of the trial: links-cross, no-links, disk-full or the rest.
+
+    ``is_linked``: the file was made, so the link failed.
+    """
     if is_linked and e.errno == errno.EXDEV:
         what = f"{SPOOL} is another file system, or another mount of it"
         hint = (
@@ -357,8 +360,8 @@ def check_space(
     """Yield a finding if two checkpoints as large as the newest, or as ``expected``, do not fit.
 
     A failure for the newest's size, a warning for ``expected``.  If neither is known, a warning
-    below `_LEAST` bytes, a failure below `_NOTHING`. Too few inodes are a failure.  Nothing if the
-    size is unknown.
+    below `_LEAST` bytes, a failure below `_NOTHING`.  Then a failure if there are too few inodes.
+    Nothing if the file system does not answer or does not know its size.
     """
     try:
         room = os.statvfs(path)
@@ -384,7 +387,7 @@ def check_space(
 
 
 def _full(path: Path, what: str, *, is_certain: bool = True) -> Finding:
-    """Return the finding of a full disk; a warning if the size of a save is only estimated."""
+    """Return the finding of a full disk: a failure, or a warning if it is not certain."""
     why = "a save that does not fit is torn, and the trainer ends; rotation makes room only later"
     hint = "make room, lower save_total_limit, or save elsewhere"
     level = fail if is_certain else warn

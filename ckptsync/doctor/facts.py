@@ -151,7 +151,7 @@ def share_a_network(nodes: Sequence[NodeFacts]) -> bool:
 def group_by(
     nodes: Iterable[NodeFacts], value: Callable[[NodeFacts], str]
 ) -> dict[str, tuple[str, ...]]:
-    """Return the sorted names of the nodes that have each value."""
+    """Return, by value, the sorted names of the nodes with it; "" is a value, too."""
     names: dict[str, tuple[str, ...]] = {}
     for node in sorted(nodes, key=lambda n: n.name):
         names[value(node)] = (*names.get(value(node), ()), node.name)
@@ -183,7 +183,7 @@ def find_difference(
     why: str,
     hint: str,
 ) -> Iterator[Finding]:
-    """Yield one finding if ``value`` differs between nodes; ``level`` is `fail` or `warn`."""
+    """Yield one finding, on all ``nodes``, if ``value`` differs; "" is a value, shown as none."""
     groups = group_by(nodes, value)
     if len(groups) > 1:
         yield level(kind, subject, show_groups(groups), why=why, hint=hint, nodes=names_of(groups))

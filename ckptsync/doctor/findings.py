@@ -46,7 +46,7 @@ class Finding:
         return ": ".join(part for part in (", ".join(self.nodes), self.subject) if part)
 
     def on(self, node: str) -> Finding:
-        """Return this finding with one node's name."""
+        """Return a copy of this finding whose only node is ``node``."""
         return replace(self, nodes=(node,))
 
 
@@ -70,14 +70,20 @@ warn = partial(_finding, "warn")  # the training may hang, end or lose files
 
 
 def refusal(e: CkptsyncError, kind: str, subject: object, why: str) -> Finding:
-    """Return an error as a failure of this kind; a StoreError has the exit code `STORAGE`."""
+    """Return an error as a failure of this kind, with the exit code `STORAGE` for a StoreError.
+
+    A ``subject`` at the start of the message is cut off.
+    """
     what, hint = str(e).removeprefix(f"{subject}: "), e.hint or "see the error message"
     code = STORAGE if isinstance(e, StoreError) else SETUP
     return fail(kind, subject, what, why=why, hint=hint, code=code)
 
 
 def read_finding(raw: object, node: str) -> Finding | None:
-    """Return the finding that a node published about itself; None if ``raw`` is no finding."""
+    """Return the finding that a node published, as one of ``node``'s; None if ``raw`` is none.
+
+    Texts are cut at `_LONGEST` characters.
+    """
     if not isinstance(raw, dict):
         return None
     kind, level, code = raw.get("kind"), raw.get("level"), raw.get("exit_code")

@@ -159,7 +159,7 @@ def check_launch(node: NodeFacts, nodes: Sequence[NodeFacts]) -> Iterator[Findin
 
 
 def _check_missing(node: NodeFacts, nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Yield a failure if a node lacks a variable of the launch.
+    """Yield a failure for each variable of `_NEEDED` that a node lacks.
 
     It is only a warning if no node has it, since it may be on torchrun's command line.
     LLaMA-Factory reads variables alone, so there it is a failure.
@@ -212,7 +212,7 @@ def _count(node: NodeFacts) -> int:
 
 
 def _is_elastic(node: NodeFacts) -> bool:
-    """Return whether the launch may begin with fewer nodes."""
+    """Return whether the launch may begin with fewer nodes, as ``1:4`` in NNODES or RDZV_ID say."""
     is_named = any(node.variable(name) for name in ("RDZV_ID", "MIN_NNODES", "MAX_NNODES"))
     return is_named or ":" in node.variable("NNODES")
 
@@ -328,7 +328,10 @@ def compare_network(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
 
 
 def compare_links(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Yield a warning if the chosen interfaces differ in MTU or speed."""
+    """Yield a warning for NCCL's and Gloo's interfaces each, if their MTU or speed differs.
+
+    Nodes whose interfaces or value are unknown are not compared.
+    """
     hint = "use like interfaces, with one MTU"
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         for link_property, why in _LINKS.items():
@@ -340,7 +343,7 @@ def compare_links(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
 
 
 def _variable(name: str, default: str = "") -> Callable[[NodeFacts], str]:
-    """Return a function from a node to a variable of its environment."""
+    """Return a function from a node to a variable, or to ``default`` if that is unset or empty."""
     return lambda node: node.variable(name) or default
 
 

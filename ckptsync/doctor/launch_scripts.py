@@ -40,7 +40,7 @@ class LaunchScript:
 
 
 def is_script(name: str, text: str) -> bool:
-    """Return whether a file is a shell script, by its name or its first line."""
+    """Return whether a file is a shell script, by its suffix, or ``#!`` and ``sh`` in line 1."""
     first = text.partition("\n")[0]
     return name.endswith(_SUFFIXES) or (first.startswith("#!") and "sh" in first)
 
@@ -89,7 +89,7 @@ def _below(home: str, path: str) -> str:
 
 
 def _words(text: str, variables: dict[str, str]) -> Iterator[str]:
-    """Yield the words of all commands; assignments set ``variables``, and are yielded, too."""
+    """Yield the words of all commands, line by line; assignments set ``variables`` on the way."""
     for line in text.replace("\\\n", " ").splitlines():
         yield from _words_of(line, variables, depth=0)
 
@@ -97,7 +97,8 @@ def _words(text: str, variables: dict[str, str]) -> Iterator[str]:
 def _words_of(line: str, variables: dict[str, str], depth: int) -> Iterator[str]:
     """Yield the words of one line, with variables replaced; assignments change ``variables``.
 
-    At depth 0 a word that holds a command, such as that of ``bash -c '…'``, is split, too.
+    Assignments are yielded, too; one of a ``$(…)`` removes the variable.  At depth 0 a word with
+    options in it, such as that of ``bash -c '…'``, is split.
     """
     lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|()<>")
     lexer.whitespace_split = True

@@ -178,7 +178,7 @@ def _write_token(output_dir: str, name: str, token: str) -> None:
 
 
 def _seen(output_dir: str) -> list[str]:
-    """Return the readable tokens beside an output directory, sorted."""
+    """Return the readable tokens of all nodes beside an output directory, sorted; [] if none."""
     tokens, flags = [], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with contextlib.suppress(OSError), _opened(output_dir) as fd:
         names = os.listdir(fd)  # noqa: PTH208 - of an open directory
@@ -245,7 +245,7 @@ def _builds() -> dict[str, str]:
 
 
 def _gpus() -> list[str]:
-    """Return the model of each GPU that the driver shows: NVIDIA's, else AMD's."""
+    """Return the models of the GPUs that NVIDIA's driver or nvidia-smi shows, else AMD's; or []."""
     text = "\n".join(_text(str(path)) for path in sorted(NVIDIA.glob("gpus/*/information")))
     models = re.findall(r"^Model:(.*)", text, re.MULTILINE) or _ask_nvidia_smi("name")
     if models:
@@ -258,7 +258,7 @@ def _gpus() -> list[str]:
 
 
 def _driver() -> str:
-    """Return the version of NVIDIA's driver, else of AMD's, or ""."""
+    """Return the version of NVIDIA's driver, else of AMD's, or ""; may run nvidia-smi."""
     first = _text(str(NVIDIA / "version")).partition("\n")[0]
     if match := re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", first):
         return match[0]
@@ -277,7 +277,7 @@ def _ask_nvidia_smi(field: str) -> list[str]:
 
 
 def _driver_cuda() -> str:
-    """Return the newest CUDA that NVIDIA's driver supports, or ""."""
+    """Load NVIDIA's driver and return the newest CUDA that it supports, as ``12.8``, or ""."""
     version = ctypes.c_int()
     with contextlib.suppress(OSError, AttributeError):  # no driver of NVIDIA's
         if not ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)):
@@ -309,7 +309,7 @@ def _address(name: str) -> str:
 
 
 def _addresses(host: str) -> list[str]:
-    """Return a host's addresses, sorted; none if it is unknown or that takes over `_LOOKUP`.
+    """Return a host's addresses, sorted; [] if it is unknown or that takes over `_LOOKUP` seconds.
 
     A thread asks, and is left behind then: a resolver may take minutes to give up its servers.
     """
@@ -371,7 +371,7 @@ def _port_state(address: str, port: int) -> str:
 
 
 def _answers(address: str, port: int) -> str:
-    """Return how a port answers within `_PATIENCE`: answers, refused, silent or unreachable."""
+    """Connect to a port; return answers, refused, silent (for `_PATIENCE` s) or unreachable."""
     try:
         socket.create_connection((address, port), _PATIENCE).close()
     except ConnectionRefusedError:
@@ -401,7 +401,7 @@ def _limits() -> dict[str, int]:
 
 
 def _digest(model: str) -> str:
-    """Return a digest of a model's configuration and of the names and sizes of its weights.
+    """Return a digest of a model's configuration and indexes, and its weights' names and sizes.
 
     "" if the directory has no config.json.
     """
@@ -415,7 +415,7 @@ def _digest(model: str) -> str:
 
 
 def _nccl_files(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of NCCL's own files: the system's, then the user's."""
+    """Return the variables of NCCL's own files; the user's override /etc/nccl.conf's."""
     user_file = environment.get("NCCL_CONF_FILE") or str(
         Path(environment.get("HOME", ""), ".nccl.conf")
     )
@@ -428,7 +428,7 @@ def _nccl_files(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _text(path: str) -> str:
-    """Return a file's text, or "" if it cannot be read."""
+    """Return a file's text as UTF-8, damage replaced; "" if it is no file or cannot be read."""
     with contextlib.suppress(OSError):  # the system does not say
         if Path(path).is_file():
             return Path(path).read_text("utf-8", "replace")

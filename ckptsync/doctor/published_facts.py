@@ -71,7 +71,7 @@ def publish(store: Store, facts: Mapping[str, Any]) -> None:
 
 
 def _write(store: Store, facts: Mapping[str, Any]) -> None:
-    """Write a node's facts as one line of JSON.  Raises StoreError."""
+    """Replace a node's facts in the store by one line of JSON.  Raises StoreError, or Corrupt."""
     text = json.dumps(facts, sort_keys=True, ensure_ascii=False)
     # a variable or a path may be no text
     store.write(launch_name(str(facts["node"])), [text.encode(errors="replace") + b"\n"])
@@ -248,9 +248,9 @@ def _call(facts: Mapping[str, Any]) -> _Call:
 
 
 def repeat_findings(facts: Iterable[Mapping[str, Any]]) -> list[Finding]:
-    """Return the findings that nodes published about themselves, at most `_MOST` of each.
+    """Return the findings that nodes published about themselves, of each its first `_MOST` entries.
 
-    Entries that are none are skipped.
+    Entries that are no findings are skipped.
     """
     listed = [
         (node, raw_findings)
@@ -284,7 +284,7 @@ def is_alone(facts: Mapping[str, Any]) -> bool:
 
 
 def read_living(store: Store, now: float, max_age: float = FRESH_WITHIN) -> list[Facts]:
-    """Return the facts beside the heartbeats of live workers.
+    """Read and return the facts beside the heartbeats of live workers; unreadable ones are skipped.
 
     A worker is live if it wrote a heartbeat within ``max_age`` seconds of ``now`` and has not
     stopped.  ``now`` is on the store's clock.  Raises StoreError.

@@ -79,8 +79,9 @@ def check_store(
 ) -> Checked:
     """Check that a store can be reached, does every operation, and has room; measure its clock.
 
-    Without a store, or if an operation fails, the result has no ``store``.  Any CkptsyncError is a
-    finding.  Small files are written and removed.
+    Without a store, or if an operation fails, the result has no ``store`` and no ``clock``.  Any
+    CkptsyncError is a finding.  Small files are written and removed; root tries nothing in another
+    user's directory, which is a failure here.
 
     Args:
         target: the store.
@@ -234,10 +235,10 @@ def _check_operations(store: Store, node: str, *, deletes: bool) -> Iterator[Fin
 
 
 def _first_refused(store: Store, node: str, *, deletes: bool) -> tuple[str, str, str] | None:
-    """Return the first operation that fails, what happened, and a hint; None if all work.
+    """Return the first key of `OPERATIONS` that fails, what happened, and a hint; None if all work.
 
     Tries them on a file of this node below `_FOLDER`, which stays if it cannot be deleted.
-    ``deletes``: a failed deletion counts. Raises Transient if no listing is answered.
+    ``deletes``: a failed deletion counts. Raises Transient if a listing is not answered.
     """
     name, may_delete = f"{_FOLDER}{node}~{secrets.token_hex(8)}", False
     first, second = secrets.token_bytes(16), secrets.token_bytes(16)

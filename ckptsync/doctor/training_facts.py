@@ -197,7 +197,7 @@ def _texts(values: Mapping[str, Any], path: Path) -> dict[str, str]:
 
 
 def _find(name: str, beside: Path) -> Path | None:
-    """Return the file of that name in this directory or beside another file; None if neither."""
+    """Return the file ``name`` in the working directory, else beside another; None if neither."""
     return next((p for p in (Path(name), beside.parent / name) if p.is_file()), None)
 
 

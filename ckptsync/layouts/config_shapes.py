@@ -134,7 +134,7 @@ _BIAS = "attention_bias"
 
 
 def _attention(qkv: str = "", out: str = "", name: str = "o_proj") -> str:
-    """Return the rows of attention: the biases of q, k and v and of the output, and its name."""
+    """Return the rows of attention: biases ``qkv`` and ``out``, and the output's ``name``."""
     return f"""
         self_attn.q_proj A*D,H {qkv}
         self_attn.k_proj G*D,H {qkv}
@@ -386,7 +386,7 @@ _TEXT_OF: Mapping[str, str] = {
 
 
 def parsed(name: str, data: bytes) -> Config:
-    """Return a configuration; raise Corrupt if it is none."""
+    """Return the configuration in the JSON ``data``; raise Corrupt if it is no JSON object."""
     config = parse(data, name, "a configuration")
     if not isinstance(config, dict):
         raise Corrupt(f"{name}: not a configuration: it is no object")
@@ -394,7 +394,7 @@ def parsed(name: str, data: bytes) -> Config:
 
 
 def ties(config: Config) -> bool:
-    """Return whether the output layer is the embedding; then either name or both may be stored."""
+    """Return whether ``tie_word_embeddings`` is true; then either name or both may be stored."""
     return config.get("tie_word_embeddings") is True
 
 
@@ -410,9 +410,10 @@ def shapes(config: Config, names: Collection[str] = ()) -> dict[str, Shape]:
 
 
 def expected(config: Config, names: Collection[str] = ()) -> Expected:
-    """Return the tensors that follow from a configuration; none for an unknown or quantised class.
+    """Return the tensors that follow from a configuration; an empty `Expected` if none do.
 
-    ``names``: as for `shapes`.
+    So it is for an unknown class, several, quantised weights, and as `_Reader.expected`. Of a class
+    with a text model only that model's tensors follow, never exactly. ``names``: as for `shapes`.
     """
     classes = config.get("architectures")
     if not isinstance(classes, list) or len(classes) != 1 or not isinstance(classes[0], str):
@@ -429,7 +430,10 @@ def expected(config: Config, names: Collection[str] = ()) -> Expected:
 
 
 class _Reader:
-    """Reads the rows of a class with the numbers of one configuration."""
+    """Reads the rows of a class with the numbers of one configuration.
+
+    ``_is_exact`` becomes False, for good, at the first value that is not known.
+    """
 
     def __init__(self, config: Config, decoder: _Decoder, is_fused: bool) -> None:  # noqa: FBT001
         self._config, self._decoder, self._is_fused = config, decoder, is_fused
@@ -443,7 +447,11 @@ class _Reader:
             self._numbers["I"] = hidden and 4 * hidden
 
     def expected(self, names: Collection[str]) -> Expected:
-        """Return the tensors; none if the layers' or experts' number is unknown, or too large."""
+        """Return the tensors; none if there may be too many, or a number is unknown that decides.
+
+        That is the number of layers, that of experts, or which layers have them. ``names``: of the
+        checkpoint's tensors; the head has its ``stored_head`` name if that is among them.
+        """
         decoder, count = self._decoder, self._numbers["L"]
         if count is None or count > MOST_LAYERS:
             return Expected()
@@ -475,12 +483,18 @@ class _Reader:
         return Expected(sizes_by_name, head, embedding, is_exact)
 
     def _number(self, keys: tuple[str, ...]) -> int | None:
-        """Return the first number of these keys in the configuration; None if it is impossible."""
+        """Return the value of the first of ``keys`` in the configuration.
+
+        None without one, or if that is no integer from 1 to below `_MOST`; later keys do not count.
+        """
         value = next((self._config[key] for key in keys if key in self._config), None)
         return value if type(value) is int and 0 < value < _MOST else None
 
     def _flag(self, name: str) -> bool:
-        """Return whether a flag is set; without it, the result is no longer exact."""
+        """Return whether a flag is True, or one of `_SIZES_OR_NONE` is neither missing nor None.
+
+        The result is no longer exact if another flag is no boolean.
+        """
         value = self._config.get(name)
         if name in _SIZES_OR_NONE:
             return value is not None
@@ -489,9 +503,10 @@ class _Reader:
         return value is True
 
     def _rows(self, text: str, prefix: str) -> Iterator[tuple[str, Sizes]]:
-        """Yield name and sizes of each tensor of the rows of ``text``.
+        """Yield name, which ``prefix`` begins, and sizes of each tensor of the rows of ``text``.
 
-        ``prefix`` comes before the name.
+        Rows whose condition does not hold are left out; so are experts of an unknown or too large
+        number, and the result is no longer exact.
         """
         for name, axes, bias, condition in _parse(text):
             if condition and not self._holds(condition):
@@ -515,9 +530,9 @@ class _Reader:
                     )
 
     def _holds(self, condition: str) -> bool:
-        """Return whether the condition of a row holds for certain.
+        """Return whether the condition of a row holds: ``?flag`` or ``!flag``.
 
-        If not known, the result is not exact.
+        False if the flag is not in the configuration, or no boolean: the result is not exact then.
         """
         name = condition[1:]
         is_set = self._flag(name)
@@ -541,7 +556,7 @@ class _Reader:
 
 @lru_cache(maxsize=256)
 def _parse(text: str) -> tuple[tuple[str, tuple[str, ...], str, str], ...]:
-    """Return the rows of a text: name, sizes, bias and condition."""
+    """Return the rows of a text: name, sizes, bias and condition, the last two "" without them."""
     rows = []
     for line in filter(None, map(str.strip, text.splitlines())):
         name, axes, *words = line.split()

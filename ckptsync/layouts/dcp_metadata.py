@@ -92,7 +92,7 @@ class StorageIndex(Stated):
     key: Key
 
     def take(self, items: list[Any]) -> None:
-        """Set the key from name and offset, and ignore the index; raise Corrupt without a name."""
+        """Set the key from name and offset (() if None); raise Corrupt for a wrong type."""
         if items[::2] == _OF_INDEX:
             _, fqn, _, _, _, offset = items
         else:
@@ -151,7 +151,7 @@ class TensorMetadata(Stated):
         return len(self.boxes)
 
     def with_boxes(self, boxes: Iterable[ChunkBox]) -> TensorMetadata:
-        """Return the same tensor with other boxes."""
+        """Return a new tensor with these boxes, and the same properties and shape."""
         copy = TensorMetadata()
         copy.properties, copy.shape, copy.boxes = self.properties, self.shape, tuple(boxes)
         return copy
@@ -161,7 +161,7 @@ class TensorMetadata(Stated):
         """The dtype: the first of the properties that ``TensorProperties`` pickles.
 
         It is torch's name if safetensors has none, since an optimizer's tensor may have such a
-        dtype. Raises Corrupt without properties.
+        dtype. Raises Corrupt without properties, Unsupported for an unknown dtype.
         """
         if type(self.properties.state) is not tuple or not self.properties.state:
             raise Corrupt(f"{METADATA}: a tensor without properties")
@@ -242,11 +242,12 @@ class Metadata:
 
 
 def read_metadata(files: Files, root: str, world: int | None = None) -> Metadata:
-    """Return the metadata of the checkpoint in ``root``.
+    """Return the metadata of the checkpoint in ``root``: ``.metadata``, or all ranks', joined.
 
-    ``world``: the number of ranks, if the caller knows it. Raise Incomplete on a node without
-    metadata, or if metadata of single ranks is missing or their number is unknown; Corrupt for
-    damage, Unsupported for two saves in one directory.
+    ``world``: the number of ranks if the caller knows it; not used with ``.metadata``. If random
+    states give the number instead, a remark says so. Raise Incomplete without metadata, or as
+    `_check_ranks`; Corrupt for damage, or if ranks disagree; Unsupported for unknown names, or if
+    both kinds of metadata are here.
     """
     names = metadata_files(files.sizes(), root)
     name = join(root, METADATA)
@@ -291,7 +292,8 @@ _parse_once = lru_cache(maxsize=1)(_parse)
 def _metadata(data: bytes, root: str) -> Metadata:
     """Return the metadata that a pickle holds.
 
-    Raise Corrupt if it is damaged or is something else, Unsupported for unknown names.
+    Raise Corrupt if it is damaged, is something else, is followed by other bytes, or has more boxes
+    than bytes; Unsupported for unknown names. Items are not compared with tensors: see `chunked`.
     """
     value, size = loads(data, _ALLOWED)
     if size != len(data):
@@ -320,10 +322,10 @@ def _metadata(data: bytes, root: str) -> Metadata:
 
 
 def _items(storage: dict[Any, Any], root: str) -> dict[Key, StorageItem]:
-    """Return the item of each chunk's ``(name, offsets)``, with its file's full name.
+    """Change each item's file to its path in the checkpoint, and return the items by their keys.
 
-    Raise Corrupt for anything else, for two chunks in one item, and for too many keys of one hash.
-    It changes the items' files.
+    Raise Corrupt for anything else, two chunks in one item, an unsafe path, and more than `ALIKE`
+    keys of one hash.
     """
     by_key: dict[Key, StorageItem] = {}
     files: dict[str, str] = {}
@@ -352,7 +354,11 @@ def _items(storage: dict[Any, Any], root: str) -> dict[Key, StorageItem]:
 
 @lru_cache(maxsize=1)
 def chunked(metadata: Metadata) -> tuple[ChunkedTensor, ...]:
-    """Return every tensor of the state dict; raise Corrupt if names, paths and items disagree."""
+    """Return every tensor of the state dict, without blobs; the last result is cached.
+
+    Raise Corrupt without ``planner_data``, or if names, paths, boxes and items disagree;
+    Unsupported for an unknown dtype.
+    """
     if "planner_data" not in metadata.fields:
         raise Corrupt(f"{METADATA}: no planner_data", hint="it is damaged: fetch it again")
     paths = metadata.fields["planner_data"]
@@ -408,20 +414,20 @@ def _other_item(fqn: str, box: ChunkBox, items: Mapping[Key, StorageItem]) -> St
 def _check_ranks(
     sizes: Collection[str], root: str, names: Sequence[str], world: int | None
 ) -> None:
-    """Raise Incomplete unless there is metadata of every rank, Corrupt if there is more.
+    """Raise Incomplete unless ``names``, in order, are of every rank, Corrupt for a higher rank.
 
-    Nothing shows that a tensor of a missing rank alone is missing, so the number of ranks must be
-    known from elsewhere: from ``world``, or from the random states of every rank, beside the shards
-    or in the directory above.
+    The number of ranks is ``world``, or follows from the highest random state beside the shards or
+    in the directory above; if neither is known, raise Incomplete: nothing else shows that a tensor
+    of a missing rank alone is missing.
     """
-    ranks = [int(n.rpartition("__")[2].removesuffix(METADATA)) for n in names]
+    ranks = [int(name.rpartition("__")[2].removesuffix(METADATA)) for name in names]
     if world is None:
         places = {root, root.rpartition("/")[0]}
         matches = [
             m
-            for n in sizes
-            if n.rpartition("/")[0] in places
-            and (m := _OF_EVERY_RANK.fullmatch(n.rpartition("/")[2]))
+            for name in sizes
+            if name.rpartition("/")[0] in places
+            and (m := _OF_EVERY_RANK.fullmatch(name.rpartition("/")[2]))
         ]
         world = max((int(m[2]) + 1 for m in matches), default=None)
     if world is None:
@@ -448,9 +454,10 @@ def _check_ranks(
 
 @lru_cache(maxsize=1)
 def _join_ranks(data: tuple[bytes, ...], names: tuple[str, ...], root: str) -> Metadata:
-    """Return all ranks' metadata as one, with the lowest rank's item of a replica.
+    """Return all ranks' metadata as one, with the first rank's item of a replica; it is cached.
 
-    Raise Corrupt if ranks disagree.
+    ``data``: the content of each of ``names``. ``storage_data`` in ``fields`` is empty. Raise
+    Corrupt if ranks disagree on a path, or as `_join_tensor`; else as `_metadata`.
     """
     parts = [_parse(content, root, name) for content, name in zip(data, names, strict=True)]
     items: dict[Key, StorageItem] = {}
@@ -477,9 +484,10 @@ def _join_ranks(data: tuple[bytes, ...], names: tuple[str, ...], root: str) -> M
 
 
 def _join_tensor(name: str, described: Sequence[Any]) -> Any:
-    """Return one tensor as several ranks describe it, with their boxes, each once.
+    """Return one tensor with the boxes of all ranks, each once, and no empty ones.
 
-    Raise Corrupt if ranks disagree.
+    The first of ``described`` is returned as it is if it is alone, or if none is a tensor (blobs).
+    Raise Corrupt if only some are, or if they differ in shape, dtype or the size of a box.
     """
     tensors = [entry for entry in described if type(entry) is TensorMetadata]
     if not tensors or len(described) == 1:

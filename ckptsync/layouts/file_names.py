@@ -114,7 +114,7 @@ KINDS = (
 
 
 def is_beside_weights(name: str) -> bool:
-    """Return whether a file at the top of a checkpoint is the model's, not the training's."""
+    """Return whether a file at the top of a checkpoint is a configuration, tokenizer or code."""
     return name in BESIDE_WEIGHTS or bool(_CODE.fullmatch(name))
 
 
@@ -189,7 +189,7 @@ def is_of_one_rank(base: str) -> bool:
 
 
 def metadata_files(names: Collection[str], root: str) -> tuple[str, ...]:
-    """Return the files that describe the distributed checkpoint in ``root``, if any."""
+    """Return ``.metadata`` in ``root`` alone if it exists, else those of ranks in order; or ()."""
     name = join(root, METADATA)
     if name in names:
         return (name,)

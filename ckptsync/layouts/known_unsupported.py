@@ -57,7 +57,7 @@ def demands(_files: Files, _root: str) -> dict[str, int | None]:
 
 
 def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
-    """Raise Unsupported: it says what the checkpoint is, and how to convert it."""
+    """Always raise Unsupported, which says what the checkpoint is, and how to convert it."""
     for pattern, description, hint in _KNOWN:
         matching = sorted(
             name

@@ -32,15 +32,15 @@ _ALLOWED = AnyClass(ALLOWED)
 
 
 def roots(names: Collection[str]) -> tuple[str, ...]:
-    """Return the files in the checkpoint's own directory that have such a name."""
+    """Return the ``*.ckpt`` files in the checkpoint's own directory, sorted."""
     return tuple(sorted(name for name in inside(names, "") if name.endswith(_END) and name != _END))
 
 
 def demands(files: Files, root: str) -> dict[str, int | None]:
     """Return the file with its size, if it has the end that torch writes.
 
-    Raise Incomplete if it has not: it is being written, or torch did not write it, and beside
-    shards it is the script's own.
+    Raise Incomplete if it has not, or is missing: it is being written, or torch did not write it,
+    and beside shards it is the script's own.
     """
     extent = _where(files, root)
     try:
@@ -58,8 +58,9 @@ def demands(files: Files, root: str) -> dict[str, int | None]:
 def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
     """Return the model's tensors, under the names that the LightningModule gives them.
 
-    A remark names other values of the same weights in the file. Raise Unsupported if it is not
-    clear which are the model, Incomplete or Corrupt for a damaged file.
+    A remark on the first names other dictionaries of tensors with some of the same names. Raise
+    Unsupported if it is not clear which are the model, Incomplete for a missing file, Corrupt for a
+    damaged one.
     """
     value, container = _load(files, _where(files, root))
     state = _state(value, root)
@@ -81,7 +82,8 @@ def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
 def has_optimizer(files: Files, root: str) -> bool:
     """Return whether an optimizer's state lies beside the model's: ``optimizer_states``.
 
-    False for ``save_weights_only``, and for a pickle that cannot be read.
+    False for ``save_weights_only``, and for a file that is damaged or not supported. It loads the
+    file; raise Incomplete if it is missing.
     """
     try:
         value, _ = _load(files, _where(files, root))
@@ -101,7 +103,7 @@ def _where(files: Files, root: str) -> Extent:
 def _load(files: Files, extent: Extent) -> tuple[Any, torch_save.Container]:
     """Return the value and the container; raise Corrupt if the file is damaged.
 
-    A pickle that cannot be read but matches its CRC32 is not damaged: raise Unsupported.
+    An archive's pickle that cannot be read but matches its CRC32 is not damaged: raise Unsupported.
     """
     try:
         return torch_save.load(files, extent, _ALLOWED)
@@ -123,7 +125,8 @@ def _load(files: Files, extent: Extent) -> tuple[Any, torch_save.Container]:
 def _state(value: Any, root: str) -> Mapping[Any, Any]:
     """Return the state dict: under Lightning's own key, else Fabric's, else the value itself.
 
-    Raise Unsupported if it is not clear which it is.
+    It must have tensors. Raise Unsupported if none has, or several of Fabric's keys and not
+    Lightning's.
     """
     if isinstance(value, dict):
         keys = [

@@ -20,7 +20,10 @@ CONFIG = "adapter_config.json"
 
 
 def roots(names: Collection[str]) -> tuple[str, ...]:
-    """Return the directories of the adapters in the first of `HOMES` that has any, itself first."""
+    """Return the directories of the adapters in the first of `HOMES` that has any; () if none has.
+
+    The home itself comes first, if weights lie in it, then those directly below, sorted.
+    """
     folders = {
         name.rpartition("/")[0]
         for name in names
@@ -34,7 +37,7 @@ def roots(names: Collection[str]) -> tuple[str, ...]:
 
 
 def demands(files: Files, root: str) -> dict[str, int | None]:
-    """Return both files with their sizes: weights without their configuration cannot be loaded."""
+    """Return the files of weights and configuration with their sizes, None for a missing one."""
     return {
         join(root, name): files.sizes().get(join(root, name))
         for name in (_weights(files, root), CONFIG)
@@ -42,9 +45,9 @@ def demands(files: Files, root: str) -> dict[str, int | None]:
 
 
 def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
-    """Return the adapter's tensors under peft's own names.
+    """Return the adapter's tensors under peft's own names; the configuration is not read.
 
-    Raise Corrupt or Unsupported for wrong files.
+    Raise Corrupt or Unsupported for wrong weights, KeyError for missing ones (see `demands`).
     """
     name = join(root, _weights(files, root))
     return (

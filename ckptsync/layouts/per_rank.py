@@ -99,9 +99,9 @@ def of_stem(names: Collection[str], stem: str) -> list[tuple[RankFile, str]]:
 
 
 def _claimed(names: Collection[str]) -> Iterator[tuple[RankFile, str]]:
-    """Yield the files that belong to one rank, with the parts of their names.
+    """Yield the parts of its name, and the name, of each file that belongs to one rank.
 
-    A ``model_0.pt`` without its metadata may be any program's, and is left out.
+    A ``model_0.pt`` without its metadata among ``names`` may be any program's, and is left out.
     """
     for name in names:
         parts = rank_file(name)
@@ -117,8 +117,9 @@ def roots(names: Collection[str]) -> tuple[str, ...]:
 def demands(files: Files, root: str) -> dict[str, int | None]:
     """Return every rank's file, and the metadata if there is any; their sizes are not known.
 
-    The metadata, verl's names or the model's sharded tensors say how many ranks there are. Raise
-    Incomplete if none does, Corrupt if files are of different saves.
+    The metadata, verl's names or the model's sharded tensors, for which a file is loaded, say how
+    many ranks there are. Raise Incomplete if none does, or no file is here; Corrupt if files are of
+    different saves; else as `load`.
     """
     existing = of_stem(files.sizes(), root)
     if not existing:
@@ -153,10 +154,10 @@ def demands(files: Files, root: str) -> dict[str, int | None]:
 
 
 def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
-    """Return every tensor, joined from all ranks' files.
+    """Load all ranks' files, and return every tensor, joined, without extra states.
 
-    Raise Incomplete if a file is missing, Corrupt if files are of different saves, Unsupported if
-    nothing says how to join them.
+    Raise Incomplete if a file is missing, Corrupt if one is damaged or of another save, Unsupported
+    if nothing says how to join them.
     """
     names = [name for name in demands(files, root) if rank_file(name)]
     loaded = [load(files, name, rank) for rank, name in enumerate(names)]
@@ -180,9 +181,10 @@ def _world_of_metadata(files: Files, name: str) -> int:
 
 
 def _world_of_model(files: Files, root: str) -> int:
-    """Return the number of ranks, from the model's files beside an optimizer's.
+    """Return the number of ranks, from the first of the model's files; ``root`` may be the model.
 
-    Raise Incomplete if they are missing.
+    Its sharded tensors say it; without any it is the highest rank with a file, and one. Raise
+    Incomplete if there is no such file, else as `load`.
     """
     folder, slash, base = root.rpartition("/")
     model = f"{folder}{slash}{base.replace('optimizer', 'pytorch_model_fsdp')}"
@@ -205,7 +207,10 @@ def _world_of_model(files: Files, root: str) -> int:
 
 
 def _joined(files: Files, loaded: Sequence[LoadedRank], key: str) -> Tensor:
-    """Return one tensor, joined from all ranks; raise Corrupt if ranks disagree on it."""
+    """Return one tensor, joined from all ranks, which is rank 0's with a remark if they are whole.
+
+    Raise Corrupt if ranks disagree on its kind, dtype, shape or cuts; else as `_copy`.
+    """
     per_rank = [file.tensors[key] for file in loaded]
     if len(set(map(_kind, per_rank))) > 1:
         odd = next(n for n, h in enumerate(per_rank) if _kind(h) != _kind(per_rank[0]))
@@ -222,10 +227,10 @@ def _joined(files: Files, loaded: Sequence[LoadedRank], key: str) -> Tensor:
 
 
 def _check_not_cut(tensors: Sequence[Tensor], first: LoadedRank) -> None:
-    """Raise Unsupported if files are shards that nothing says how to join.
+    """Raise Unsupported if files have no tensors, or shards that nothing says how to join.
 
-    Files without any sharded tensor are whole models if they are equal. If they differ, they were
-    cut in an unknown way.
+    Without any sharded tensor in ``first`` the files are whole models if they are equal. If some of
+    ``tensors`` has a remark, they differ: they were cut in an unknown way.
     """
     if any(isinstance(rank_tensor, RankShards) for rank_tensor in first.tensors.values()):
         return
@@ -245,7 +250,10 @@ def _kind(tensor: RankTensor) -> str:
 
 
 def _check_agreement(loaded: Sequence[LoadedRank], key: str, shares: Sequence[RankShards]) -> None:
-    """Raise Corrupt unless all ranks, or each of several groups, cut the tensor alike."""
+    """Raise Corrupt unless all ranks, or each of several groups, cut the tensor alike.
+
+    So it is, too, if the tensor's world size is not the number of files, or a group lacks a rank.
+    """
     # a slice of an older mesh knows its own ranks alone
     first, world = (shares[0], max(share.world for share in shares))
     groups = Counter(share.peers for share in shares if share.group < len(loaded))
@@ -266,8 +274,8 @@ def _copy(
 ) -> Copy:
     """Return each box once, of the lowest rank that holds it, with other ranks' replicas.
 
-    Raise Corrupt if some boxes are on more ranks than others, Unsupported if replicas cannot be
-    compared.
+    Empty boxes are left out; ``doubt`` is set if a group of ranks has all of the tensor. Raise
+    Corrupt if some boxes are on more ranks than others, Unsupported as `_with_replicas`.
     """
     parts_by_box: dict[tuple[Shape, Shape], list[Part]] = {}
     for file, share in zip(loaded, shares, strict=True):
@@ -309,7 +317,10 @@ def _with_replicas(key: str, dtype: str, parts: Sequence[Part]) -> Part:
 def _replicated(
     files: Files, loaded: Sequence[LoadedRank], key: str, stored: Sequence[StoredTensor]
 ) -> Tensor:
-    """Return rank 0's tensor, as torch does; a remark says if other ranks' differ."""
+    """Return rank 0's tensor, as torch does; a remark says if other ranks' CRC32s differ.
+
+    No remark without CRC32s, or if a tensor is only a part of its record.
+    """
     parts = [
         torch_save.part(files, file.container, tensor)
         for file, tensor in zip(loaded, stored, strict=True)
@@ -331,7 +342,10 @@ def _replicated(
 
 
 def _tied(tensors: Iterable[Tensor], loaded: Sequence[LoadedRank]) -> Iterator[Tensor]:
-    """Yield the tensors; names that view the same elements on every rank are tied."""
+    """Yield the tensors; a name with the dtype, shape and elements of an earlier one is tied to it.
+
+    The elements must be the same on every rank; a tensor without elements is not tied.
+    """
     owners: dict[object, str] = {}
     for tensor in tensors:
         views = tuple(_views(file.tensors[tensor.name]) for file in loaded)
@@ -370,8 +384,9 @@ class LoadedRank:
 def load(files: Files, name: str, rank: int) -> LoadedRank:
     """Return the content of one file.
 
-    Raise Incomplete if it is missing, Corrupt if it is damaged or another rank wrote it,
-    Unsupported if it is no flat state dict of tensors that can be joined.
+    Raise Incomplete if it is missing; Corrupt if it is damaged, no dictionary, or its sharded
+    tensors are another rank's than ``rank``; Unsupported if a dictionary lies in it or a tensor
+    cannot be joined.
     """
     if name not in files.sizes():
         raise Incomplete(
@@ -412,7 +427,7 @@ def _read_tensors(value: Any) -> Iterator[tuple[str, RankTensor]]:
 
 
 def _read_tensor(key: str, value: Any, meshes: Meshes) -> RankTensor:
-    """Return a tensor, or the share of a sharded one; raises as `load`."""
+    """Return a tensor or the rank's share, adding its mesh to ``meshes``; raises as `load`."""
     if key.rpartition(".")[2] == "_flat_param":
         raise Unsupported(
             "FSDP's LOCAL_STATE_DICT: flattened parameters, whose names and shapes are not in the"

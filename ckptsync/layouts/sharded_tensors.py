@@ -64,17 +64,14 @@ class RankShards:
 
 
 def shape_of(value: Any) -> Shape:
-    """Return a shape or offset that these classes keep as a tuple or as a list.
-
-    Raise Corrupt if it is none.
-    """
+    """Return a shape or offset, a tuple or a list, as a tuple; raise Corrupt if it is none."""
     return torch_pickle.shape_of(tuple(value) if type(value) is list else value)
 
 
 def attributes(value: Any, kind: str, needed: Collection[str]) -> dict[str, Any]:
-    """Return the attributes of a pickled ``kind``.
+    """Return the attributes of a pickled object of a class named ``kind``, of any module.
 
-    Raise Corrupt for another, or without ``needed``.
+    Raise Corrupt for anything else, or without ``needed``.
     """
     state = value.state if isinstance(value, PickledObject) and value.name.name == kind else None
     if isinstance(state, tuple) and len(state) == 2:
@@ -85,7 +82,7 @@ def attributes(value: Any, kind: str, needed: Collection[str]) -> dict[str, Any]
 
 
 def refuse_strangers(state: dict[str, Any], known_attributes: Collection[str], kind: str) -> None:
-    """Raise Unsupported for an unknown attribute: it may change the meaning of others."""
+    """Raise Unsupported for an attribute not in ``known_attributes``: it may change the others."""
     strange = sorted(brief(key) for key in state if key not in known_attributes)
     if strange:
         raise Unsupported(
@@ -120,9 +117,9 @@ def sharded_share(tensor: Wrapped) -> RankShards:
 
 
 def _listed(value: Any, name: str, *other_types: type[Any]) -> Sequence[Any]:
-    """Return ``value`` if it is a list (or of ``other_types``), of not too many.
+    """Return ``value`` if it is a list, or of ``other_types``, of at most `MOST_RANKS` items.
 
-    Raise Corrupt if not.
+    Raise Corrupt if not, with ``name``.
     """
     if type(value) not in (list, *other_types) or len(value) > MOST_RANKS:
         raise Corrupt(f"a sharded tensor without a list of {name}")
@@ -137,7 +134,7 @@ def _box(shard: Any) -> tuple[Shape, Shape]:
 
 
 def _piece(shard: Any, dtype: str) -> tuple[Shape, StoredTensor]:
-    """Return offsets and stored elements of a shard; raise Corrupt for other sizes."""
+    """Return a shard's offsets and elements; Corrupt for wrong ones, Unsupported if not plain."""
     fields = attributes(shard, "Shard", ("tensor", "metadata"))
     (offsets, sizes), stored = _box(fields["metadata"]), fields["tensor"]
     stored = plain_tensor(stored)
@@ -149,7 +146,7 @@ def _piece(shard: Any, dtype: str) -> tuple[Shape, StoredTensor]:
 
 
 def _group(value: Any) -> tuple[int, int, int]:
-    """Return how many ranks there are, which one wrote this, and how many share the tensor.
+    """Return the world size, the rank that wrote this, and how many ranks share the tensor.
 
     Raise Corrupt if these numbers are impossible.
     """
@@ -166,11 +163,10 @@ def _group(value: Any) -> tuple[int, int, int]:
 
 
 def _getattr(_: Name, args: tuple[Any, ...]) -> Name:
-    """Return the class that stands for the nested class ``ProcessGroupState``.
+    """Return `SHARDED_TENSOR`'s name, which stands for its nested class ``ProcessGroupState``.
 
-    Protocol 2 reaches a nested class by ``getattr``. Only this one is allowed, and nothing is
-    looked up. The outer class stands for it: nothing else is made of that without arguments. Raise
-    Corrupt for any other.
+    Protocol 2 reaches a nested class by ``getattr``. Nothing is looked up; raise Corrupt for any
+    other arguments.
     """
     if args != (SHARDED_TENSOR, "ProcessGroupState"):
         raise Corrupt("pickle: getattr of something else than ShardedTensor.ProcessGroupState")
@@ -216,9 +212,10 @@ def local_runs(
 
 
 def _cut(runs: Sequence[Run], parts: int, index: int, factor: int) -> Iterator[Run]:
-    """Yield chunk ``index`` of ``parts`` of each of ``factor`` chunks, as `torch.chunk` makes them.
+    """Yield the runs of chunk ``index`` of ``parts`` of each of ``factor`` chunks of ``runs``.
 
-    Raise Unsupported for an impossible factor or index.
+    Chunks are those of `torch.chunk`; empty ones yield nothing. Raise Unsupported for an impossible
+    factor or index.
     """
     if not 0 < factor <= _MOST_RUNS or not 0 <= index < parts:
         raise Unsupported(
@@ -246,7 +243,7 @@ def local_shape(runs: Sequence[Sequence[Run]]) -> Shape:
 def boxes(runs: Sequence[Sequence[Run]]) -> Iterator[tuple[Shape, Shape, Shape]]:
     """Yield the boxes that runs make: offsets, sizes, and offsets in the rank's local tensor.
 
-    Raise Unsupported if there are too many.
+    None if an axis has no runs. Raise Unsupported for more than `_MOST_RUNS`.
     """
     if prod(map(len, runs)) > _MOST_RUNS:
         raise Unsupported(
@@ -265,7 +262,7 @@ def boxes(runs: Sequence[Sequence[Run]]) -> Iterator[tuple[Shape, Shape, Shape]]
 
 
 def is_even(shape: Shape, mesh: Shape, placements: Sequence[Placement]) -> bool:
-    """Return whether all cuts come out even, so that their order does not matter."""
+    """Return whether all cuts of each axis come out even, so that their order does not matter."""
     cuts: dict[int, int] = {}
     for parts, placement in zip(mesh, placements, strict=True):
         if placement:
@@ -299,8 +296,8 @@ def read_mesh(value: Any) -> Mesh:
 
     torch 2.2 to 2.9 keep the ranks of the mesh (``mesh``, ``_flatten_mesh_list``), of a slice only
     its own ones; 2.10 and later keep all ranks of the root mesh (``_flatten_rank_map``) and a
-    layout of sizes and strides in them. Raise Corrupt if its parts do not agree, Unsupported for
-    attributes of no known torch.
+    layout of sizes and strides in them; that is preferred. Raise Corrupt if its parts do not agree,
+    Unsupported without either pair, or as `_by_layout`.
     """
     state = attributes(value, "DeviceMesh", ())
     coordinate = _naturals(state.get("_coordinate_on_dim"), "_coordinate_on_dim")
@@ -323,10 +320,10 @@ def read_mesh(value: Any) -> Mesh:
 
 
 def _by_layout(state: dict[str, Any], coordinate: Shape) -> Mesh:
-    """Return the mesh of a layout; a slice of the root mesh starts where its rank fits.
+    """Return the mesh of a layout; a slice of the root mesh starts where ``_rank`` has its place.
 
-    Raise Corrupt if the layout reaches out of the ranks, Unsupported if the slice does not name its
-    rank.
+    Raise Corrupt if the layout reaches out of the ranks or ``coordinate`` out of the mesh;
+    Unsupported for a slice without ``_rank``, or as `_axes`.
     """
     every = _ranks(state["_flatten_rank_map"])
     axes = _axes(state["_layout"], len(every))
@@ -348,7 +345,7 @@ def _by_layout(state: dict[str, Any], coordinate: Shape) -> Mesh:
 
 
 def _checked(shape: Shape, ranks: tuple[int, ...], coordinate: Shape, world: int) -> Mesh:
-    """Return the mesh; raise Corrupt if shape, ranks and coordinate do not fit."""
+    """Return the mesh; raise Corrupt if shape, ranks and coordinate do not fit, or ranks repeat."""
     if (
         not shape
         or len(shape) > _MOST_MESH_AXES
@@ -406,7 +403,7 @@ def _axes(layout: Any, most: int) -> list[list[int]]:
 
 
 def _leaves(value: Any) -> Shape:
-    """Return the numbers of nested tuples, from left to right; raise Corrupt for too many."""
+    """Return the numbers in nested tuples, left to right; raise Corrupt for too many, or others."""
     numbers: list[Any] = []
     pending, steps = [value], 0
     while pending:
@@ -421,7 +418,10 @@ def _leaves(value: Any) -> Shape:
 
 
 def _places(sizes: Shape, strides: Shape, most: int) -> list[int]:
-    """Return the distance of every place from the first; raise Corrupt if there are too many."""
+    """Return the distance of every place from the first, row by row.
+
+    Raise Corrupt for more than ``most``, a size of 0, or not a stride for each size.
+    """
     if len(sizes) != len(strides) or prod(sizes) > most or not all(sizes):
         raise Corrupt(
             f"a mesh layout of sizes {sizes[:4]} and strides {strides[:4]} for {most} ranks"
@@ -463,7 +463,7 @@ def dtensor_share(tensor: Wrapped, meshes: Meshes) -> RankShards:
     """Return what the writing rank has of a DTensor, and add its mesh to ``meshes``.
 
     Raise Corrupt if mesh, placements and local tensor do not fit, Unsupported for placements that
-    cannot be joined.
+    cannot be joined, or whose order of cuts is unknown.
     """
     spec, local = _inside(tensor)
     if id(spec["mesh"]) not in meshes:
@@ -521,8 +521,8 @@ def _inside(tensor: Wrapped) -> tuple[dict[str, Any], StoredTensor]:
 def _placement(value: Any) -> Placement:
     """Return a pickled placement.
 
-    Raise Unsupported for a Partial one or unknown attributes, Corrupt if it does not say which axis
-    it cuts.
+    It is None for Replicate. Raise Unsupported for a Partial one or unknown attributes, Corrupt for
+    another class, or one that does not say which axis it cuts.
     """
     kind = value.name.name if isinstance(value, PickledObject) else ""
     if kind == "Replicate":
@@ -547,10 +547,11 @@ def _placement(value: Any) -> Placement:
 def _check_order(
     spec: dict[str, Any], tensor: Wrapped, mesh: Mesh, placements: Sequence[Placement]
 ) -> None:
-    """Raise Unsupported for cuts in another order than from left to right.
+    """Raise Unsupported for cuts that are not from left to right, or may not be.
 
-    Older versions cut in another order, or do not record it: their cuts are accepted only if they
-    come out even.
+    So may be two cuts of one axis by torch before 2.5, and a ``_StridedShard`` before torch records
+    ``use_strided_shard_as_shard_order``, unless all cuts come out even; that field must not be
+    False.
     """
     order, shards = spec.get("shard_order"), [p for p in placements if p]
     is_strided = any(

@@ -66,9 +66,10 @@ def entries(state: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
 def without_extra_states(
     tensors: tuple[Tensor, ...], keys: Iterable[Any] = ()
 ) -> tuple[Tensor, ...]:
-    """Return the tensors without extra states.
+    """Return the tensors without extra states; () if there are no others.
 
-    A remark on the first tensor names those, and those among ``keys``.
+    ``keys``: further keys of entries. If any of both is an extra state, the first returned tensor
+    gets a remark that names the first of them, beside its own remark.
     """
     extra_states = dict.fromkeys(
         [t.name for t in tensors if _KEY in t.name and is_extra_state(t.name)]

@@ -94,9 +94,10 @@ def places(names: Iterable[str], config: Mapping[str, Any]) -> dict[str, tuple[P
 def _places(
     name: str, renamings: Iterable[_ScopedChange], conversions: Iterable[_ScopedChange]
 ) -> tuple[Place, ...]:
-    """Return the places of a file's tensor.
+    """Return the places of a file's tensor: several if it becomes several tensors in memory.
 
-    All renamings apply in order, then the first conversion that matches.
+    All renamings apply in order, each once, then the first conversion that matches. Without one it
+    is the whole tensor under the new name.
     """
     for scoped in renamings:
         if fit := scoped.match(name):
@@ -122,14 +123,14 @@ def _places(
 
 
 def _replaced(match: re.Match[str], text: str) -> str:
-    r"""Return the name with the match replaced by ``text``, in which ``\1`` is a group of it."""
+    r"""Return ``match.string`` with the match replaced by ``text``, where ``\1`` is its group 1."""
     name = match.string
     replacement = match.expand(text) if "\\" in text else text  # expand parses the text each time
     return f"{name[: match.start()]}{replacement}{name[match.end() :]}"
 
 
 def _changes(config: Mapping[str, Any]) -> Iterator[_ScopedChange]:
-    """Yield the changes that a configuration implies, in order."""
+    """Yield the changes that a configuration implies: by family, then those of all models."""
     for family, scopes in _families(config):
         for change in _table().get(family, ()):
             yield _ScopedChange(change, scopes)
@@ -140,7 +141,9 @@ def _changes(config: Mapping[str, Any]) -> Iterator[_ScopedChange]:
 def _families(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield the families of a model and of its parts, each with the prefixes of its names.
 
-    A class in ``architectures`` that is in the table is used instead of the ``model_type``.
+    A class in ``architectures``, if it is the only one and in the table, stands for the
+    ``model_type``. Parts are sections of `_SCOPES` with another type, at any depth; `_MOST_CONFIGS`
+    sections are read. A family need not be in the table.
     """
     classes = config.get("architectures")
     name = classes[0] if isinstance(classes, list) and len(classes) == 1 else None
@@ -165,7 +168,7 @@ def _families(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]
 
 @lru_cache(maxsize=1)
 def _table() -> Mapping[str, tuple[_Change, ...]]:
-    """Return the changes of each family."""
+    """Parse `FAMILIES` at the first call, and return the changes of each family, in order."""
     table: dict[str, tuple[_Change, ...]] = {}
     for paragraph in FAMILIES.strip().split("\n\n"):
         families: list[str] = []

@@ -31,7 +31,7 @@ _WRAPPERS = ("model", "state_dict", "module", "model_state_dict")
 
 
 def roots(names: Collection[str]) -> tuple[str, ...]:
-    """Return the beginnings of the names of models in the first of `HOMES` that has some."""
+    """Return the paths, without end, of the models in the first of `HOMES` with any; () if none."""
     return tuple(
         sorted(
             join(folder, stem)
@@ -42,7 +42,7 @@ def roots(names: Collection[str]) -> tuple[str, ...]:
 
 
 def _stems(names: Iterable[str]) -> set[str]:
-    """Return the beginnings of those names that are names of a model's files."""
+    """Return, of the names that are a model's files, what precedes the number and ``.bin``."""
     matches = (_SINGLE.fullmatch(name) or _NUMBERED.fullmatch(name) for name in names)
     return {match[1] for match in matches if match}
 
@@ -53,17 +53,18 @@ def demands(files: Files, root: str) -> dict[str, int | None]:
 
 
 def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
-    """Return every tensor of every file.
+    """Return every tensor of every file; raise as `model_tensors`.
 
-    Raise Corrupt if an index names others, or if a file is damaged; Unsupported for other content.
+    Raise Corrupt, too, if a file is damaged; Unsupported for other content.
     """
     return model_tensors(files, root, _END, file_tensors)
 
 
 def file_tensors(files: Files, name: str) -> tuple[Tensor, ...]:
-    """Return the tensors of the state dict in one file; names that view the same elements are tied.
+    """Return the tensors of the state dict in one file; raise as `state_tensors`.
 
-    Raise Corrupt or Unsupported.
+    Raise Corrupt, too, if the file is damaged, Unsupported if it is not clear which dictionary is
+    the model's, and KeyError if there is no such file.
     """
     with name_in_errors(name):
         value, container = torch_save.load(files, Extent(name, 0, files.sizes()[name]))
@@ -73,9 +74,11 @@ def file_tensors(files: Files, name: str) -> tuple[Tensor, ...]:
 def state_tensors(
     files: Files, container: torch_save.Container, state: Mapping[Any, Any]
 ) -> tuple[Tensor, ...]:
-    """Return the tensors of a state dict that lies in ``container``, without extra states.
+    """Return the tensors of a state dict that lies in ``container``; () if it has none.
 
-    Raise Unsupported for tensors that are not plain, Corrupt for wrong records.
+    A name that views the same elements as an earlier one is tied to that. Extra states are left
+    out, with a remark on the first tensor. Raise Unsupported for tensors that are not plain, or lie
+    under keys that are no names; Corrupt for wrong records.
     """
     tensors, owners = [], dict[StoredTensor, str]()
     for key, stored in named_tensors(state):
@@ -87,9 +90,10 @@ def state_tensors(
 
 
 def _state(value: Any) -> Mapping[Any, Any]:
-    """Return the state dict itself, or the one in it under a name that trainers use.
+    """Return ``value`` if no dictionary in it has tensors, else the one that has.
 
-    Raise Unsupported if there is none, or if several could be meant.
+    Raise Unsupported if ``value`` is no dictionary, if several have tensors, or tensors lie beside
+    the one, or if its key is not among `_WRAPPERS`.
     """
     if not isinstance(value, dict):
         raise Unsupported(

@@ -37,17 +37,16 @@ def demands(files: Files, root: str) -> dict[str, int | None]:
 
 
 def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
-    """Return every tensor of every file.
-
-    Raise Corrupt if an index names others, or if a file is damaged.
-    """
+    """Return every tensor of every file; raise as `model_tensors`; Corrupt for a damaged file."""
     return model_tensors(files, join(root, "model"), _END, safetensors.tensors)
 
 
 def model_files(files: Files, stem: str, end: str) -> dict[str, int | None]:
-    """Return the files of a model: those of the index, else numbered ones, else the single one.
+    """Return the files of a model, whether they exist or not; their sizes are None.
 
-    Raise Corrupt if the index is wrong, or if numbered files are of several sets.
+    They are the index and its files; without an index the single file, or, if that is absent and
+    numbered ones exist, all of that number. Raise Corrupt if the index is wrong, or if there is
+    none and numbered files are of several sets.
     """
     names = files.sizes()
     index, single = f"{stem}{end}.index.json", stem + end
@@ -67,9 +66,10 @@ def model_files(files: Files, stem: str, end: str) -> dict[str, int | None]:
 def model_tensors(
     files: Files, stem: str, end: str, read_tensors: Callable[[Files, str], Iterable[Tensor]]
 ) -> tuple[Tensor, ...]:
-    """Return every tensor of these files, read with ``read_tensors``.
+    """Return every tensor of the files of `model_files`, each read with ``read_tensors``.
 
-    Raise Corrupt if a name is in two files, or if an index names other tensors.
+    Raise Corrupt if a name is in two files, or if the index gives tensors other files or names. The
+    caller checks `demands` first: both layouts raise KeyError for a missing file.
     """
     by_name: dict[str, Tensor] = {}
     actual: dict[str, str] = {}
@@ -90,9 +90,9 @@ def model_tensors(
 
 
 def _weight_map(files: Files, index: str, end: str) -> dict[str, str]:
-    """Return the file of each tensor, as an index says.
+    """Read an index, and return the path of each tensor's file.
 
-    Raise Corrupt if it is no index, or if a file does not lie beside it.
+    Raise Corrupt if it is no index, or if a file in it does not lie beside it or end with ``end``.
     """
     try:
         weight_map = parse(read_whole(files, index), index, "an index")["weight_map"]

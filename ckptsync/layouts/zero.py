@@ -395,10 +395,11 @@ def _trained(
 
 
 def _frozen(rank: MpRank) -> Iterator[Tensor]:
-    """Yield parameters without an optimizer state.
+    """Yield a tensor for each name in ``frozen_param_shapes`` of rank 0's model file.
 
-    At stage 3 each rank has a padded fragment. Else they are whole in the model file, in ``module``
-    and as the one fragment. Raise Corrupt if a fragment is missing or has another shape or dtype.
+    At stage 3 its one copy, of a flat grid, is joined from every rank's padded fragment. Else each
+    copy is whole: first that in ``module``, then the fragment. Raise Corrupt if a fragment is
+    missing, or if the shape or dtype is another.
     """
     title = rank.first.name
     fragments = [file.get("frozen_param_fragments", dict) for file in rank.models]
@@ -414,8 +415,8 @@ def _frozen(rank: MpRank) -> Iterator[Tensor]:
         if rank.stage == 3:
             if len(stored) < len(file_fragments):
                 raise Corrupt(f"{title}: frozen {name} has no fragment in some rank's file")
-            dtype, *more = {value.dtype for _, value in stored}
-            if more:
+            dtype, *other_dtypes = {value.dtype for _, value in stored}
+            if other_dtypes:
                 raise Corrupt(f"{title}: frozen {name} has fragments of different element types")
             parts = [file.part(value) for file, value in stored]
             copies = [zero_partitions.from_fragments(name, shape, dtype, parts)]
@@ -432,10 +433,10 @@ def _frozen(rank: MpRank) -> Iterator[Tensor]:
 
 
 def _untrained(rank: MpRank, tensors: Mapping[str, Tensor]) -> Iterator[Tensor]:
-    """Yield tensors of the model that are not among ``tensors``.
+    """Yield the model's own tensors that are neither in ``tensors`` nor names in ``shared_params``.
 
-    They are buffers, and at stage 1 frozen parameters. Raise Incomplete for an empty placeholder of
-    stage 3.
+    They are buffers, at stage 1 frozen parameters, too, and at stage 0 all parameters. Raise
+    Incomplete for an empty placeholder of stage 3, unless it is a buffer.
     """
     names_of_buffers = buffer_names(rank.first)
     tied = rank.first.get("shared_params", dict)
@@ -450,10 +451,10 @@ def _untrained(rank: MpRank, tensors: Mapping[str, Tensor]) -> Iterator[Tensor]:
 
 
 def _tied(rank: MpRank, tensors: Mapping[str, Tensor]) -> Iterator[Tensor]:
-    """Yield tensors for the names of ``shared_params``, tied to the stored ones.
+    """Yield, for each name in ``shared_params``, the tensor of its stored name, tied to that.
 
-    If frozen parameters were excluded (Trainer does so with LoRA), names tied to one of them are
-    left out; otherwise raise Corrupt if the stored one is missing.
+    If that is not in ``tensors``, raise Corrupt; but leave the name out if the file has no
+    ``frozen_param_shapes``, since the save may lack frozen parameters (Trainer's with LoRA).
     """
     is_subset = rank.first.content.get("frozen_param_shapes") is None
     for name, stored in rank.first.get("shared_params", dict).items():
@@ -471,10 +472,12 @@ def _tied(rank: MpRank, tensors: Mapping[str, Tensor]) -> Iterator[Tensor]:
 
 
 def _layer_weights(files: ZeroFiles, models: Sequence[StateFile]) -> ModelTensors:
-    """Return every layer's tensors under ``PipelineModule``'s names.
+    """Load every layer's file and return the tensors under ``PipelineModule``'s names.
 
-    Raise Incomplete if a layer that a stage names has no file, Unsupported if the stages name no
-    parameters: then nothing proves that all files are here.
+    Of a tied module the lowest layer's are returned. Raise Incomplete if a tensor that ``models``,
+    the stages' files, name is in no file; Unsupported if they name no parameters, so that nothing
+    proves that all files are here, if a file holds something else, or as `_tied_prefix` and
+    `_check_same`.
     """
     trained = {name: shape for model in models for name, shape in trained_shapes(model).items()}
     expected = trained.keys() | set().union(*map(buffer_names, models))
@@ -511,7 +514,10 @@ def _layer_weights(files: ZeroFiles, models: Sequence[StateFile]) -> ModelTensor
 
 
 def _missing_layers(files: ZeroFiles) -> str:
-    """Return a remark on layers without a file (frozen, or functions); empty without such."""
+    """Return a remark with up to 20 layers, below the last, that have no file; empty if all have.
+
+    Such a layer is a function, or frozen.
+    """
     numbers = set(files.layer_files().values())
     missing = [str(n) for n in range(max(numbers, default=0)) if n not in numbers]
     return (
@@ -528,9 +534,10 @@ def _tied_prefix(
     trained: Mapping[str, Shape],
     expected: Iterable[str],
 ) -> str:
-    """Return the prefix of the one tied module with these names and shapes.
+    """Return ``tied_modules.<key>.`` for the one tied module that fits, else ``<number>.``.
 
-    If none fits, return the layer's number as the prefix; raise Unsupported if several fit.
+    A module fits if ``tensors`` have all of its names in ``expected``, and no shape differs from
+    that in ``trained``. Raise Unsupported if several fit.
     """
     modules: dict[str, set[str]] = {}
     for name in expected:
@@ -557,16 +564,16 @@ def _check_same(
 ) -> None:
     """Raise Unsupported unless two files hold a tied module with the same values.
 
-    Values are compared by the records' CRC32s; without CRC32s nothing shows that they are the same.
-    An empty tensor is not compared.
+    Sizes and CRC32s of their records are compared: without CRC32s raise it, too. Nothing is
+    compared if both are one entry, or if ``second`` is empty.
     """
     if first == second or not second[1].numel:
         return
-    sums = [
+    checksums = [
         part.checksum and (part.checksum.crc32, part.extent.size)
         for part in (file.part(value) for file, value in (first, second))
     ]
-    if sums[0] != sums[1] or sums[0] is None:
+    if checksums[0] != checksums[1] or checksums[0] is None:
         raise Unsupported(
             f"{second[0].name}: has the names and shapes of a tied module that {first[0].name}"
             " holds, and other values",

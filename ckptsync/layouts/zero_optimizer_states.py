@@ -89,10 +89,11 @@ class _Flat:
 
 
 def training_state(files: Files, root: str) -> TrainingState:
-    """Return the whole state. It reads pickles and the tensors of step counts.
+    """Read all ranks' pickles and tensors of step counts, and return the whole state.
 
-    Raise Unsupported unless it is plain data parallelism with ZeRO, Incomplete if a rank's file is
-    missing, Corrupt if ranks disagree.
+    ``parameters`` are in the order of ``param_shapes``. Raise Unsupported unless it is plain data
+    parallelism with ZeRO and an optimizer whose states the universal form can hold; Incomplete if a
+    rank's file is missing, Corrupt if ranks disagree.
     """
     save = ZeroFiles(files, root)
     _check_kind(save)
@@ -102,19 +103,19 @@ def training_state(files: Files, root: str) -> TrainingState:
     optim = [save.load(name) for name in names]
     _check_model(save, models[0])
     tensors = {tensor.name: tensor for tensor in zero.tensors(files, root)}
-    base = BASE3 if save.setup.stage == 3 else _BASE
-    groups = [_groups(file, base, save.setup.stage) for file in optim]
+    state_key = BASE3 if save.setup.stage == 3 else _BASE
+    groups = [_groups(file, state_key, save.setup.stage) for file in optim]
     if len({len(each) for each in groups}) > 1:
         raise Corrupt(f"{save.title}: the ranks have different numbers of parameter groups")
-    ranks = {file.name: each for file, each in zip(optim, groups, strict=True)}
-    _check_numbers(ranks)
+    by_file = {file.name: each for file, each in zip(optim, groups, strict=True)}
+    _check_numbers(by_file)
     parameters: list[TrainedParameter] = []
     for index, shapes in enumerate(param_shapes(models[0]) or ()):
         for name in shapes:
             tensor = tensors.pop(name)
             if absent := tensor.copies[0].absent:
                 raise Incomplete(f"{absent}: not found, or it does not say where {name} lies")
-            parameters.append(_parameter(tensor, ranks, index, save.setup.stage))
+            parameters.append(_parameter(tensor, by_file, index, save.setup.stage))
     untrained = tuple(tensors.values()) if save.setup.stage < 3 else ()
     return TrainingState(
         save.setup.stage,
@@ -122,13 +123,13 @@ def training_state(files: Files, root: str) -> TrainingState:
         models,
         tuple(parameters),
         untrained,
-        _common(optim[0], base, save.setup),
+        _common(optim[0], state_key, save.setup),
         optim[0],
     )
 
 
 def _check_kind(save: ZeroFiles) -> None:
-    """Raise Unsupported for other kinds of parallelism, and for a save without ZeRO."""
+    """Raise Unsupported for tensor or pipeline parallelism, experts, and a save without ZeRO."""
     setup = save.setup
     if setup.mp > 1 or save.layer_files():
         raise Unsupported(
@@ -144,7 +145,11 @@ def _check_kind(save: ZeroFiles) -> None:
 
 
 def _check_model(save: ZeroFiles, model: StateFile) -> None:
-    """Raise Unsupported if the model file says that the universal form cannot hold the state."""
+    """Raise Unsupported if the model file says that the universal form cannot hold the state.
+
+    So it does with experts, with a truthy entry of ``universal_checkpoint_info`` beside the
+    version, and at stages 1 and 2 on several ranks with ``round_robin_gradients``.
+    """
     if expert_counts(model):
         raise Unsupported(f"{model.name}: a model with experts is not converted", hint=_EXPERTS)
     info = section(model.content, "universal_checkpoint_info")
@@ -167,8 +172,9 @@ def _check_model(save: ZeroFiles, model: StateFile) -> None:
 def _groups(file: StateFile, key: str, stage: int) -> list[_Flat]:
     """Return what one rank has of each parameter group; at stage 3, of each sub-group.
 
-    Empty if the file has no masters. Raise Unsupported if ``key`` is no state of a torch optimizer,
-    Corrupt if a group has none.
+    Empty if the file has no list of masters; a group without an entry in the state of ``key`` has
+    no states. Raise Unsupported if ``key`` holds no state dict of a torch optimizer, Corrupt if a
+    group's masters are no tensor or its states no dictionary; else as `_flat`.
     """
     state = optimizer_state(file)
     base = state.get(key)
@@ -189,7 +195,7 @@ def _groups(file: StateFile, key: str, stage: int) -> list[_Flat]:
 
 
 def _index(base: Mapping[str, Any], group: int) -> Any:
-    """Return the key of a group's one flat parameter in the state of torch's optimizer."""
+    """Return the key of a group's flat parameter in torch's state; ``group`` if none is."""
     groups = base.get("param_groups")
     group_content = groups[group] if isinstance(groups, list) and group < len(groups) else None
     indices = group_content.get("params") if isinstance(group_content, dict) else None
@@ -198,10 +204,11 @@ def _index(base: Mapping[str, Any], group: int) -> Any:
 
 
 def _flat(file: StateFile, master: StoredTensor, states_of_torch: Mapping[Any, Any]) -> _Flat:
-    """Return a rank's flat masters of a group with their states.
+    """Return a rank's flat masters of a group with their states, and read tensors of one number.
 
-    ``states_of_torch``: the optimizer's states of them, by name. Raise Unsupported for a state that
-    has not one value for each element, Corrupt for keys that are no names.
+    ``states_of_torch``: the optimizer's states of them, by name; those that are None are left out.
+    Raise Unsupported for any but ``step`` that has not at least one value for each element, Corrupt
+    for a key that is no identifier, or ``fp32``.
     """
     states: dict[str, Part] = {}
     dtypes: dict[str, str] = {}
@@ -231,15 +238,18 @@ def _flat(file: StateFile, master: StoredTensor, states_of_torch: Mapping[Any, A
 
 
 def _check_numbers(ranks: Mapping[str, Sequence[_Flat]]) -> None:
-    """Raise Corrupt if the ranks have different step counts of a parameter group."""
-    first: dict[int, tuple[str, Any]] = {}
+    """Raise Corrupt if two ranks record different step counts of one parameter group.
+
+    ``ranks``: by file, what the rank has of each group; one without a step is passed over.
+    """
+    steps_by_group: dict[int, tuple[str, Any]] = {}
     for file, groups in ranks.items():
         for index, group in enumerate(groups):
             if STEP not in group.numbers:
                 continue
             number = group.numbers[STEP]
             value = number.data or number.value
-            name, expected = first.setdefault(index, (file, value))
+            name, expected = steps_by_group.setdefault(index, (file, value))
             if value != expected:
                 raise Corrupt(
                     f"{file}: another step of parameter group {index} than {name}",
@@ -250,10 +260,10 @@ def _check_numbers(ranks: Mapping[str, Sequence[_Flat]]) -> None:
 def _parameter(
     tensor: Tensor, ranks: Mapping[str, Sequence[_Flat]], index: int, stage: int
 ) -> TrainedParameter:
-    """Return a parameter with its states, which lie where its masters do.
+    """Return a parameter with its states, which lie where the elements of its first copy do.
 
-    ``ranks``: by file, what the rank has of each group; ``index``: the parameter's group, at stage
-    1 and 2. Raise Corrupt if ranks disagree.
+    ``ranks``: by file, what the rank has of each group. ``index``: the parameter's group, not used
+    at stage 3. ``step`` is that of the first rank that has one. Raise as `_moved`.
     """
     master = tensor.copies[0]
     groups = {file: each if stage == 3 else each[index : index + 1] for file, each in ranks.items()}
@@ -265,11 +275,12 @@ def _parameter(
 
 
 def _moved(name: str, master: Copy, key: str, groups: Mapping[str, Sequence[_Flat]]) -> Copy:
-    """Return the copy of state ``key`` whose elements lie where those of a master do.
+    """Return the copy of state ``key`` whose elements lie where those of ``master`` do.
 
-    Raise Corrupt if a rank lacks the state, or has too few elements or another dtype.
+    ``name`` is the parameter's, for messages; ``groups``: by file. Raise Corrupt if a rank lacks
+    the state, or has it strided, too short, or in another dtype than others.
     """
-    item, parts, dtypes = ITEMSIZE[master.dtype], list[Part](), set[str]()
+    width, parts, dtypes = ITEMSIZE[master.dtype], list[Part](), set[str]()
     for part in master.parts:
         rank_groups = groups[part.extent.file]
         flat = _holder(rank_groups, part.extent.start)
@@ -278,7 +289,7 @@ def _moved(name: str, master: Copy, key: str, groups: Mapping[str, Sequence[_Fla
             raise Corrupt(f"{part.extent.file}: no {key} of {name}, which other ranks have")
         dtypes.add(flat.dtypes[key])
         size = ITEMSIZE[flat.dtypes[key]]
-        offset = (part.extent.start - flat.master.extent.start) // item
+        offset = (part.extent.start - flat.master.extent.start) // width
         if state.strides or (offset + part.sizes[0]) * size > state.extent.size:
             raise Corrupt(f"{part.extent.file}: {key} is too short to hold that of {name}")
         extent = Extent(part.extent.file, state.extent.start + offset * size, part.sizes[0] * size)
@@ -289,15 +300,16 @@ def _moved(name: str, master: Copy, key: str, groups: Mapping[str, Sequence[_Fla
 
 
 def _holder(flats: Sequence[_Flat], start: int) -> _Flat:
-    """Return the flat tensor that holds byte ``start`` of a file."""
-    before = [flat for flat in flats if flat.master.extent.start <= start]
-    return max(before, key=lambda flat: (flat.master.extent.start, flat.master.extent.size))
+    """Return the last of ``flats`` whose masters begin at byte ``start`` or before."""
+    candidates = [flat for flat in flats if flat.master.extent.start <= start]
+    return max(candidates, key=lambda flat: (flat.master.extent.start, flat.master.extent.size))
 
 
 def _common(file: StateFile, base: str, setup: ZeroSetup) -> dict[str, Any]:
     """Return the content of ``optimizer_state.pt``: rank 0's state without the sharded tensors.
 
-    Raise Corrupt without ``param_groups``.
+    At stage 3 it has the steps and ``param_groups`` of the optimizer; at stages 1 and 2 paddings
+    of 0, and ``setup.world`` as each partition count. Raise Corrupt without ``param_groups``.
     """
     state = optimizer_state(file)
     groups = state[base].get("param_groups")

@@ -48,7 +48,10 @@ Slices = dict[str, tuple[int, int]]  # parameter → (first element in the parti
 
 
 def concatenate(dtype: str, runs: Iterable[Part]) -> Copy:
-    """Return all runs, end to end, as one flat tensor; raise Corrupt for strided ones."""
+    """Return ``runs`` end to end as a copy of grid ``(elements,)``, without the empty ones.
+
+    Raise Corrupt for strided ones.
+    """
     parts, end = list[Part](), 0
     for run in runs:
         if run.strides:
@@ -62,7 +65,10 @@ def concatenate(dtype: str, runs: Iterable[Part]) -> Copy:
 
 
 def cut_flat(flat: Copy, start: int, count: int, target: int = 0) -> Iterator[Part]:
-    """Yield ``count`` elements of a flat tensor from ``start``, as boxes from ``target`` on."""
+    """Yield ``count`` elements of ``flat`` from ``start``, as flat boxes at ``target`` and behind.
+
+    Each of its parts gives one box. The caller checks the bounds: IndexError behind the end.
+    """
     item, end = ITEMSIZE[flat.dtype], start + count
     index = max(0, bisect_right(flat.parts, start, key=lambda part: part.offsets[0]) - 1)
     while start < end:
@@ -75,10 +81,11 @@ def cut_flat(flat: Copy, start: int, count: int, target: int = 0) -> Iterator[Pa
 
 
 def stage3_masters(optim: Sequence[StateFile], groups: Groups) -> dict[str, Copy]:
-    """Return the fp32 master of every trained parameter at stage 3.
+    """Return the fp32 master of every trained parameter at stage 3, each with grid ``(numel,)``.
 
-    A parameter has ``ceil(numel / W)`` elements at the same place of every rank; groups follow each
-    other. Raise Corrupt unless all elements of the ranks are used.
+    ``optim``: the files of all ranks in order. A parameter has ``ceil(numel / W)`` elements at the
+    same place of every rank; groups follow each other. Raise Corrupt unless the parameters take
+    exactly the elements of every rank, and all have one dtype.
     """
     ranks = [_flat(file, "fp32_flat_groups", slice(None)) for file in optim]
     end, dtype = 0, _dtype(ranks)
@@ -97,11 +104,12 @@ def stage3_masters(optim: Sequence[StateFile], groups: Groups) -> dict[str, Copy
 def group_masters(
     optim: Sequence[StateFile], index: int, shapes: dict[str, Shape]
 ) -> dict[str, Copy]:
-    """Return the masters of one parameter group at stages 1 and 2.
+    """Return the masters of one parameter group at stages 1 and 2, each with grid ``(numel,)``.
 
     ``optim``: the files of the ranks over which it is cut, in order. Their partitions are the
-    flattened group; parameters follow each other, with gaps. Raise Corrupt if elements are missing
-    or left, or if a rank records other slices.
+    flattened group; parameters follow each other, with the gaps that the first file records. Raise
+    Corrupt if elements are missing, if those left are neither the recorded padding nor within the
+    next multiple of two a rank, or as `_check_slices`.
     """
     ranks = [_flat(file, MASTERS, slice(index, index + 1)) for file in optim]
     whole = concatenate(_dtype(ranks), [run for flat in ranks for run in flat.parts])
@@ -135,9 +143,9 @@ def from_fragments(name: str, shape: Shape, dtype: str, parts: Sequence[Part]) -
     """
     flats = [concatenate(dtype, [part]) for part in parts]
     numel = prod(shape)
-    each = -(-numel // len(flats))
-    if any(flat.grid != (each,) for flat in flats):
-        raise Corrupt(f"{name}: fragments of {_counts(flats)} elements, {each} expected")
+    per_rank = -(-numel // len(flats))
+    if any(flat.grid != (per_rank,) for flat in flats):
+        raise Corrupt(f"{name}: fragments of {_counts(flats)} elements, {per_rank} expected")
     return Copy(dtype, (numel,), tuple(_across(flats, 0, numel)))
 
 
@@ -149,7 +157,8 @@ def _counts(flats: Iterable[Copy]) -> list[int]:
 def _flat(file: StateFile, key: str, groups: slice) -> Copy:
     """Return one rank's tensors under ``key``, those of ``groups``, end to end.
 
-    Raise Corrupt if they are not flat tensors of one dtype.
+    Raise Corrupt if ``groups`` selects none, or if those of all groups are not flat tensors of one
+    dtype.
     """
     stored = optimizer_state(file).get(key)
     if not isinstance(stored, (list, tuple)) or not all(
@@ -175,15 +184,18 @@ def _dtype(ranks: Sequence[Copy]) -> str:
 
 
 def _of_group(file: StateFile, key: str, group: int) -> Any:
-    """Return the entry of one parameter group in a list; None if the optimizer's state has none."""
+    """Return entry ``group`` of the list ``key`` of the optimizer's state.
+
+    None if it is no list or too short. Raise Corrupt without a state.
+    """
     entries = optimizer_state(file).get(key)
     return entries[group] if isinstance(entries, (list, tuple)) and group < len(entries) else None
 
 
 def _alignments(file: StateFile, group: int, count: int) -> Sequence[int]:
-    """Return the elements of padding after each parameter (DeepSpeed 0.19; none before).
+    """Return the elements of padding after each of ``count`` parameters; 0s before DeepSpeed 0.19.
 
-    Raise Corrupt if they do not fit the parameters.
+    Raise Corrupt unless they are ``count`` natural numbers.
     """
     gaps = _of_group(file, "param_alignment_paddings", group)
     if gaps is None:
@@ -194,27 +206,26 @@ def _alignments(file: StateFile, group: int, count: int) -> Sequence[int]:
 
 
 def _across(ranks: Sequence[Copy], start: int, numel: int) -> Iterator[Part]:
-    """Yield the boxes of ``numel`` elements that the ranks share equally, from ``start`` in each.
+    """Yield the flat boxes of ``numel`` elements, of which rank after rank has ``ceil(numel / W)``.
 
-    Raise Corrupt if a rank has too few.
+    They begin at element ``start`` of each rank; the last ranks may have fewer, or none. Raise
+    Corrupt if a rank is too short.
     """
-    each = -(-numel // len(ranks))
+    per_rank = -(-numel // len(ranks))
     for rank, flat in enumerate(ranks):
-        count = min(each, numel - rank * each)
+        count = min(per_rank, numel - rank * per_rank)
         if count > 0:
             if start + count > flat.grid[0]:
                 raise Corrupt(
                     f"rank {rank} has {flat.grid[0]} elements, expected at least {start + count}"
                 )
-            yield from cut_flat(flat, start, count, rank * each)
+            yield from cut_flat(flat, start, count, rank * per_rank)
 
 
 def _slices(file: StateFile, group: int) -> Slices | None:
-    """Return what a rank's file records of a parameter group, without empty slices.
+    """Return what a file's ``param_slice_mappings`` record of a group, without empty slices.
 
-    None if nothing.
-
-    Raise Corrupt if it is no slice mapping.
+    None if the file has none. Raise Corrupt if they have no dictionary of slices for this group.
     """
     if optimizer_state(file).get("param_slice_mappings") is None:
         return None
@@ -235,7 +246,11 @@ def _slices(file: StateFile, group: int) -> Slices | None:
 
 
 def _check_slices(optim: Sequence[StateFile], group: int, copies: Mapping[str, Copy]) -> None:
-    """Raise Corrupt unless every rank's partition holds the slices that its file records."""
+    """Raise Corrupt unless every rank's partition holds the slices that its file records.
+
+    ``copies``: the group's masters. Files that record none pass; so do all files if the slices are
+    those before ``round_robin_gradients`` dealt the parameters out.
+    """
     actual: dict[str, Slices] = {file.name: {} for file in optim}
     starts = {
         file.name: file.part(optimizer_state(file)[MASTERS][group]).extent.start for file in optim
@@ -268,18 +283,21 @@ def _check_slices(optim: Sequence[StateFile], group: int, copies: Mapping[str, C
 def _are_before_dealing(
     recorded: Mapping[str, Slices], ranks: Sequence[str], copies: Mapping[str, Copy]
 ) -> bool:
-    """Return whether the recorded slices are those before ``_round_robin_reorder``."""
+    """Return whether all recorded slices are those before ``_round_robin_reorder``.
+
+    ``ranks``: the files' names in the order of the ranks. ``copies``: in the dealt order.
+    """
     # dealing takes the first rank's parameters, then the next rank's
     dealt_numbers = (n for rank in range(len(ranks)) for n in range(rank, len(copies), len(ranks)))
     order = sorted(zip(dealt_numbers, copies, strict=True))
-    each = 2 * -(-sum(prod(copy.grid) for copy in copies.values()) // (2 * len(ranks)))
+    size = 2 * -(-sum(prod(copy.grid) for copy in copies.values()) // (2 * len(ranks)))
     original_slices: dict[str, Slices] = {file: {} for file in ranks}
     start = 0
     for _, name in order:
         end = start + prod(copies[name].grid)
-        for rank in range(start // each, -(-end // each)) if each else ():
-            begin, behind = max(start, rank * each), min(end, (rank + 1) * each)
-            original_slices[ranks[rank]][name] = (begin - rank * each, behind - begin)
+        for rank in range(start // size, -(-end // size)) if size else ():
+            begin, behind = max(start, rank * size), min(end, (rank + 1) * size)
+            original_slices[ranks[rank]][name] = (begin - rank * size, behind - begin)
         start = end
     return all(own_slices == original_slices[file] for file, own_slices in recorded.items())
 
@@ -290,10 +308,11 @@ _LOCAL = re.compile(r"(.*\.deepspeed_moe\.experts\.deepspeed_experts\.)([0-9]+)(
 
 
 def expert_weights(files: ZeroFiles, counts: Sequence[int]) -> ModelTensors:
-    """Return every expert's own weights, under names in which experts are numbered over all ranks.
+    """Load every expert's file and return the weights; names number experts over all ranks.
 
-    ``counts``: of the experts of each layer. Raise Corrupt if there are other layers, or if experts
-    of a layer have different weights; Incomplete if experts are missing.
+    ``counts``: how many experts each layer has. Raise Incomplete if an expert or its file is
+    missing; Corrupt if a file holds something else than its expert's weights, if the number of
+    layers is another, or if experts of a layer have weights of different names.
     """
     root = files.root or "."
     weights_by_name: dict[str, tuple[StateFile, StoredTensor]] = {}
@@ -320,7 +339,7 @@ def expert_weights(files: ZeroFiles, counts: Sequence[int]) -> ModelTensors:
 
 
 def are_experts(names: Iterable[str]) -> bool:
-    """Return whether a parameter group is of experts; raise Corrupt for a mixed one."""
+    """Return whether all ``names`` are experts' weights; False for none, Corrupt for a mixture."""
     kinds = {_LOCAL.fullmatch(name) is not None for name in names}
     if len(kinds) > 1:
         raise Corrupt(
@@ -331,7 +350,11 @@ def are_experts(names: Iterable[str]) -> bool:
 
 
 def all_experts(shapes: Mapping[str, Shape], own: ModelTensors) -> dict[str, Shape]:
-    """Return the shapes of all experts' parameters; ``shapes`` are those of one rank's experts."""
+    """Return the shapes of those experts' weights in ``own`` that the optimizer trains.
+
+    ``shapes``: those of one rank's experts, which stand for the same weight of other experts of
+    their layer.
+    """
     kinds = {(m[1], m[3]): shapes[m[0]] for m in map(_LOCAL.fullmatch, shapes) if m}
     return {
         m[0]: kinds[m[1], m[3]] for m in map(_LOCAL.fullmatch, own) if m and (m[1], m[3]) in kinds
@@ -339,29 +362,31 @@ def all_experts(shapes: Mapping[str, Shape], own: ModelTensors) -> dict[str, Sha
 
 
 def _expert_sets(model: StateFile, optim: Sequence[StateFile], group: int) -> list[list[StateFile]]:
-    """Return the ranks that share experts: every ``ep``-th, or neighbours if so configured.
+    """Return the files of each set of ranks that have the same experts.
 
-    Raise Corrupt if their number does not divide the number of ranks.
+    A set has ``partition_count`` ranks of ``optim``: every ``ep``-th, or neighbours with
+    ``use_data_before_expert_parallelism``. Raise Corrupt if that does not divide all ranks.
     """
     world = len(optim)
-    each = _of_group(optim[0], "partition_count", group)
-    if type(each) is not int or not 0 < each <= world or world % each:
+    set_size = _of_group(optim[0], "partition_count", group)
+    if type(set_size) is not int or not 0 < set_size <= world or world % set_size:
         raise Corrupt(
-            f"{optim[0].name}: partition_count of group {group} is {brief(each)}, a divisor of"
+            f"{optim[0].name}: partition_count of group {group} is {brief(set_size)}, a divisor of"
             f" {world} expected"
         )
-    ep = world // each
+    ep = world // set_size
     if configuration(model).get("use_data_before_expert_parallelism") is True:
-        return [list(optim[e * each : (e + 1) * each]) for e in range(ep)]
-    return [list(optim[e::ep]) for e in range(ep)]
+        return [list(optim[number * set_size : (number + 1) * set_size]) for number in range(ep)]
+    return [list(optim[number::ep]) for number in range(ep)]
 
 
 def expert_masters(
     model: StateFile, optim: Sequence[StateFile], groups: Groups, own: ModelTensors
 ) -> dict[str, Copy]:
-    """Return the masters of all parameter groups of experts, numbered over all ranks.
+    """Return the masters of all experts, numbered over all ranks; {} if no group is of experts.
 
-    Raise Corrupt unless they fit the experts that have files (``own``).
+    Raise Corrupt if one has no file (is not in ``own``), if an expert in ``own`` has none but
+    others of its layer do, or as `group_masters` and `_expert_sets`.
     """
     per_rank: dict[str, int] = {}  # layer → how many of its experts one rank has
     for match in filter(None, (_LOCAL.fullmatch(name) for shapes in groups for name in shapes)):

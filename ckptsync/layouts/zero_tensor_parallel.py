@@ -65,9 +65,10 @@ Blocks = tuple[Shape, list[ShardBlock]]
 
 
 def join_ranks(ranks: Sequence[Sequence[Tensor]], model: StateFile) -> tuple[Tensor, ...]:
-    """Return the tensors of all ranks, joined.
+    """Return the joined tensors, in the order of rank 0's; buffers are those of rank 0.
 
-    Raise Unsupported if nothing says how to join one, Corrupt if ranks have different tensors.
+    ``ranks``: each rank's tensors; ``model``: rank 0's model file. Raise Unsupported if nothing
+    says how to join one, or a buffer differs; Corrupt if ranks have tensors of different names.
     """
     rules = JoinRules(model)
     shards = [{tensor.name: tensor for tensor in tensors} for tensors in ranks]
@@ -86,9 +87,10 @@ def join_ranks(ranks: Sequence[Sequence[Tensor]], model: StateFile) -> tuple[Ten
 
 
 def _joined(shards: Sequence[Tensor], rules: JoinRules) -> Tensor:
-    """Return one parameter, joined from its shards, with replicas as further copies.
+    """Return one parameter, joined from its shards; empty ones are left out.
 
-    Raise Corrupt if dtypes differ; raises else as `JoinRules.joining`.
+    Each copy of the shards makes one copy, whose replicas follow the first. A copy that is absent
+    in one shard is absent. Raise Corrupt if dtypes differ; else as `JoinRules.joining`.
     """
     first = shards[0]
     shape, blocks = rules.joining(first.tied or first.name, [shard.shape for shard in shards])
@@ -99,7 +101,7 @@ def _joined(shards: Sequence[Tensor], rules: JoinRules) -> Tensor:
     sample_shard = next(iter(filled.values()), first)
 
     def copy(number: int, pieces: Iterable[ShardBlock]) -> Copy:
-        """Return copy ``number`` of the parameter, made of that copy of the shards."""
+        """Return the parameter, made of copy ``number`` of the shards; absent if one of them is."""
         shard_copies = {rank: shard.copies[number] for rank, shard in filled.items()}
         absent = next(
             (shard_copy.absent for shard_copy in shard_copies.values() if shard_copy.absent), ""
@@ -115,16 +117,16 @@ def _joined(shards: Sequence[Tensor], rules: JoinRules) -> Tensor:
         return Copy(sample_shard.copies[number].dtype, shape, tuple(parts), absent)
 
     # the pieces that make the parameter, and those of each further set of replicas
-    sets = [
+    blocks_by_replica = [
         {(b.into, b.box[1]): b for b in blocks if b.nth == nth}
         for nth in range(max((b.nth for b in blocks), default=0) + 1)
     ]
     first_copies, *replicas = (
         [
-            copy(n, [replica_blocks.get(box, b) for box, b in sets[0].items()])
+            copy(n, [replica_blocks.get(box, b) for box, b in blocks_by_replica[0].items()])
             for n in range(len(sample_shard.copies))
         ]
-        for replica_blocks in sets
+        for replica_blocks in blocks_by_replica
     )
     # replicas lie between the first and the last copy, which are those that a merge chooses from
     copies = (*first_copies[:1], *(copy for each in replicas for copy in each), *first_copies[1:])
@@ -132,9 +134,9 @@ def _joined(shards: Sequence[Tensor], rules: JoinRules) -> Tensor:
 
 
 def equal_buffer(shards: Sequence[Tensor]) -> Tensor:
-    """Return a buffer, which no rule names, if its bytes have the same CRC32 on all ranks.
+    """Return rank 0's buffer, which no rule names, if its bytes have one CRC32 on all ranks.
 
-    Raise Unsupported if they differ, or have no CRC32.
+    Raise Unsupported if CRC32s, sizes, shapes or dtypes differ, or there is no CRC32.
     """
     sums = [
         [(p.extent.size, p.checksum and p.checksum.crc32) for p in shard.copies[0].parts]
@@ -185,9 +187,10 @@ class JoinRules:
         self._rows: Any = info.get("original_vocab_size")
 
     def joining(self, name: str, shapes: Sequence[Shape]) -> Blocks:
-        """Return how the shards of one parameter, of these shapes, make the whole.
+        """Return how the shards of one parameter, of these shapes by rank, make the whole.
 
-        Raise Unsupported without a rule, Corrupt if shapes do not fit it.
+        An affine map counts before patterns; a vocabulary loses its padding. Raise Unsupported
+        without a rule, or for one that cannot be followed; Corrupt if shapes do not fit it.
         """
         if self._kinds[_REFUSED].find(name):
             raise Unsupported(f"{name}: AutoTP says that its shards cannot be joined", hint=_HINT)
@@ -198,7 +201,11 @@ class JoinRules:
         return blocks
 
     def _by_kind(self, name: str, shapes: Sequence[Shape]) -> Blocks:
-        """Return what `joining` does, by the patterns of the parameter's name; raise as it does."""
+        """Return what `joining` does, by the patterns of the parameter's name; raise as it does.
+
+        Shards are replicas, or are joined on axis 1 (row parallelism). A trained parameter that no
+        pattern matches is joined on axis 0.
+        """
         odd = next((key for key in _UNREAD if self._kinds[key].find(name)), None)
         if odd:
             raise Unsupported(f"{name}: {odd}, which cannot be joined yet", hint=_HINT)
@@ -218,7 +225,10 @@ class JoinRules:
         return _along(name, 1 if is_row else 0, shapes)
 
     def _without_padding(self, name: str, shape: Shape, blocks: Sequence[ShardBlock]) -> Blocks:
-        """Return a vocabulary without the rows that pad it; raise Corrupt if it has fewer rows."""
+        """Return a vocabulary cut to ``original_vocab_size`` rows, without blocks behind them.
+
+        Raise Corrupt if that is missing, or more than the rows of ``shape``.
+        """
         rows = self._rows
         if type(rows) is not int or not shape or not 0 < rows <= shape[0]:
             raise Corrupt(
@@ -230,9 +240,10 @@ class JoinRules:
 
 
 def _patterns(info: Mapping[str, Any], key: str) -> dict[Any, Any]:
-    """Return the patterns of one kind, from a dictionary, a list, or dictionaries with lists.
+    """Return the patterns of one kind as the keys of a dictionary; {} if there are none.
 
-    Raise Unsupported for anything else.
+    They may be a dictionary, which is returned, a text, a list of texts, or of dictionaries with
+    ``patterns``. Raise Unsupported for anything else.
     """
     value = info.get(key) or {}
     if isinstance(value, dict):
@@ -249,11 +260,12 @@ def _patterns(info: Mapping[str, Any], key: str) -> dict[Any, Any]:
 def _along(name: str, axis: int, shapes: Sequence[Shape]) -> Blocks:
     """Return how shards that follow each other on one axis make the whole.
 
-    Raise Corrupt if their other axes differ.
+    Raise Corrupt if a shard lacks that axis, or differs from the first in another.
     """
     if any(
-        len(s) <= axis or s[:axis] + s[axis + 1 :] != shapes[0][:axis] + shapes[0][axis + 1 :]
-        for s in shapes
+        len(shard_shape) <= axis
+        or shard_shape[:axis] + shard_shape[axis + 1 :] != shapes[0][:axis] + shapes[0][axis + 1 :]
+        for shard_shape in shapes
     ):
         raise Corrupt(
             f"{name}: shards of {brief(tuple(map(str, shapes)))} do not follow each other on axis"
@@ -268,10 +280,10 @@ def _along(name: str, axis: int, shapes: Sequence[Shape]) -> Blocks:
 
 
 def _by_map(name: str, blocks: Any, shapes: Sequence[Shape]) -> Blocks:
-    """Return the blocks of an affine map: ``[offset, strides]`` in the whole and the shard.
+    """Return the whole shape and the blocks that an affine map, ``blocks``, gives the ranks.
 
-    Raise Corrupt if it is no such map, or does not fit the shards, Unsupported if a block is scaled
-    or no box.
+    Raise Corrupt if it is no such map, or does not fit ``shapes``, the shards' by rank; Unsupported
+    if a block is scaled or no box.
     """
     try:
         whole = _natural(blocks["logical_shape"])
@@ -376,7 +388,7 @@ class NamePatterns:
                 self._open.append((re.compile(pattern), value))
 
     def find(self, name: str) -> list[Any]:
-        """Return the value of the matching pattern in a list, or none.
+        """Return a list of the value of the one pattern that matches; [] if none does.
 
         Raise Corrupt if several match.
         """
@@ -393,7 +405,8 @@ class NamePatterns:
 def cut_box(copy: Copy, shape: Shape, source: Box, into: Shape) -> Iterator[Part]:
     """Yield the box ``source`` of a stored tensor as parts of a larger one, from ``into`` on.
 
-    ``copy`` has the grid of the tensor, in one part, or a flat grid in any number of parts.
+    ``shape``: the stored tensor's. ``copy`` has that grid, in one part, or a flat grid in any
+    number of parts. A part's extent begins at its own first element; empty parts are left out.
     """
     strides = row_major(shape)
     for part in copy.parts:
@@ -418,7 +431,7 @@ def _skipped(part: Part, skip: int, item: int) -> Part:
 
 
 def cut(shape: Shape, start: int, stop: int) -> Iterator[Box]:
-    """Yield boxes of the elements ``start`` to ``stop`` of a row-major tensor, in order."""
+    """Yield boxes of elements ``start`` to ``stop`` (exclusive) of a row-major tensor, in order."""
     if not shape or (start <= 0 and stop >= prod(shape)):
         if start < stop:
             yield (0,) * len(shape), shape
@@ -437,6 +450,6 @@ def cut(shape: Shape, start: int, stop: int) -> Iterator[Box]:
 
 
 def _row(shape: Shape, index: int, start: int, stop: int) -> Iterator[Box]:
-    """Yield the same of row ``index``; ``start`` and ``stop`` count from the start of the row."""
+    """Yield what `cut` does of index ``index`` of the first axis, whose elements count from 0."""
     for offsets, sizes in cut(shape[1:], start, stop):
         yield (index, *offsets), (1, *sizes)

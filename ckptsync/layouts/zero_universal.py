@@ -49,7 +49,7 @@ roots = universal_roots
 
 
 def demands(files: Files, root: str) -> dict[str, int | None]:
-    """Return the model files, and the file of every parameter that they name.
+    """Load the model files; return them and each trained parameter's file, without their sizes.
 
     Raise Incomplete if a model file is missing, Corrupt or Unsupported for its content.
     """
@@ -63,7 +63,9 @@ def demands(files: Files, root: str) -> dict[str, int | None]:
 def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
     """Return parameters with their merged masters, and buffers and tied names of the model files.
 
-    Raise Incomplete for a missing file, Corrupt if files disagree, Unsupported for experts.
+    If the conversion mixed up the masters, a model of one rank has its own copies alone, and a
+    remark. Raise Incomplete for a missing file, Corrupt if files disagree, Unsupported for experts,
+    or as `_joined`.
     """
     zero = ZeroFiles(files, root)
     setup, names = zero.setup, zero.all_model_files()
@@ -99,9 +101,9 @@ def _are_mixed_up(model: StateFile) -> bool:
 
 
 def _check_complete(root: str, models: Sequence[StateFile]) -> None:
-    """Raise Unsupported for a model with experts.
+    """Raise Unsupported for experts; Incomplete if a file names buffers and has no ``module``.
 
-    Raise Incomplete if a pipeline's buffers are in no file.
+    Then it is a pipeline's, and no file holds the buffers. Experts are those of the first file.
     """
     if expert_counts(models[0]):
         raise Unsupported(
@@ -120,9 +122,10 @@ def _check_complete(root: str, models: Sequence[StateFile]) -> None:
 
 
 def _joined(zero: ZeroFiles, models: Sequence[StateFile]) -> tuple[Tensor, ...]:
-    """Return the tensors of all ranks and stages, of which only the masters are whole.
+    """Return all ranks' and stages' tensors: parameters with masters alone, buffers, tied names.
 
-    Raise Unsupported if masters are mixed up, or for a tensor that is not trained and not a buffer.
+    A name that is tied to an untrained tensor is left out. Raise Unsupported if masters are mixed
+    up, or as `_buffers`; Incomplete or Corrupt as `_master`.
     """
     if _are_mixed_up(models[0]):
         raise Unsupported(f"{zero.root or '.'}: {_MIXED_UP}", hint=_MERGE_SOURCE)
@@ -143,11 +146,9 @@ def _joined(zero: ZeroFiles, models: Sequence[StateFile]) -> tuple[Tensor, ...]:
 
 
 def _buffers(root: str, models: Sequence[StateFile], parameters: set[str]) -> list[Tensor]:
-    """Return the buffers that are not among ``parameters``.
+    """Return rank 0's tensors that are not among ``parameters``: the buffers.
 
-    All tensor-parallel ranks have the same.
-
-    Raise Unsupported for any other tensor.
+    Raise Unsupported for any other tensor, or for a buffer that a rank lacks or has differently.
     """
     ranks = [MpRank(1, [model], [], own_tensors(model)) for model in models]
     names_of_buffers = buffer_names(models[0])
@@ -169,10 +170,11 @@ def _buffers(root: str, models: Sequence[StateFile], parameters: set[str]) -> li
 
 
 def _master(zero: ZeroFiles, name: str, shape: Shape | None) -> Copy:
-    """Return one merged master: the tensor in a file, or in the dictionary in it.
+    """Return one merged master: the tensor in its file, or under ``param`` of a dictionary there.
 
-    ``shape``: of the parameter, if known. Raise Incomplete if the file is missing, Corrupt if it
-    holds another tensor.
+    Its grid is the stored shape; ``shape``: of the parameter, None to accept any. Raise Incomplete
+    if the file is missing, Corrupt if it holds another tensor, or a vocabulary that was padded,
+    where ``shape`` is given.
     """
     path = _master_file(zero.root, name)
     if path not in zero.sizes:
