@@ -153,7 +153,8 @@ def merge(
         options: of the stores' clients.
         progress: gets bytes done and in all.
 
-    Raises ConfigError, Incomplete, Unsupported, Corrupt, StoreError.
+    Raises ConfigError, Incomplete, Unsupported, Corrupt, StoreError; ValueError for a text that is
+    no size.
 
     """
     if into and base:

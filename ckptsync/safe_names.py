@@ -30,7 +30,8 @@ _PLAIN = re.compile(r"\.?[A-Za-z0-9_-][A-Za-z0-9_.~-]*(?:/\.?[A-Za-z0-9_-][A-Za-
 def is_ours(part: str) -> bool:
     """Return whether any file system could take a directory's name for one of ckptsync's own.
 
-    Some file systems fold case, or drop invisible characters, or dots and spaces at the end.
+    Some file systems fold case, drop invisible characters, or dots and spaces at the end, or give
+    a long name a short one (``ckptsy~1``).
     """
     visible = "".join(
         c for c in unicodedata.normalize("NFKC", part) if unicodedata.category(c) != "Cf"

@@ -50,8 +50,10 @@ def output_directories(
     """Return the output directories that exist and that a worker may upload from.
 
     ``unsafe`` has each directory that a wildcard matched and in which other users decide what lies,
-    unless a plain path names it, too.  Nothing that matches is no problem: its job has not started
-    yet.  To judge, a file may be created and removed in a directory.
+    unless a plain path names it, too.  A wildcard's match directly inside another match is left
+    out, without a problem, unless it has checkpoints of its own (`_outer_and_inner`).  Nothing that
+    matches is no problem: its job has not started yet.  To judge, directories are searched for
+    checkpoints, and a file may be created and removed in one.
 
     Args:
         runs: paths and globs of the configuration.

@@ -141,7 +141,10 @@ def or_off(read_other: Callable[[object], T]) -> Callable[[object], T | int]:
 
 
 def _listed(value: object, item_kind: str) -> list[Any]:
-    """Return a list, or the items of a string with commas; else raise ValueError."""
+    """Return a list as it is, or the items of a string with commas, stripped, without empty ones.
+
+    Raise ValueError, which names ``item_kind``, for anything else.
+    """
     items = value
     if isinstance(value, str):
         items = [item.strip() for item in value.split(",") if item.strip()]

@@ -100,25 +100,28 @@ def examine(
     )
     expected = directory_checks.expected_size(request.model, request.training)
     local_findings += directory_checks.check_output_dirs(request.output_dirs, expected)
-    checked = store_checks.Checked(())
+    store_check = store_checks.Checked(())
     if target:
-        checked = store_checks.check_store(
+        store_check = store_checks.check_store(
             target, request.node, request.output_dirs, creates=request.publishes
         )
-    facts, unknown = _facts(request, checked.clock)
+    facts, python_findings = _facts(request, store_check.clock)
     own_findings = [
-        finding.on(request.node) for finding in (*local_findings, *checked.findings, *unknown)
+        finding.on(request.node)
+        for finding in (*local_findings, *store_check.findings, *python_findings)
     ]
     findings = in_order([*own_findings, *check_node(facts)])
     url = target.url if target else ""
-    skipped = {finding.subject for finding in local_findings if finding.kind == "asked-as-root"}
-    checked_here, unchecked = _coverage(request, facts, skipped)
+    untried_dirs = {
+        finding.subject for finding in local_findings if finding.kind == "asked-as-root"
+    }
+    checked_here, unchecked = _coverage(request, facts, untried_dirs)
     diagnosis = Diagnosis(
         url, (request.node,), findings, facts=facts, checked=checked_here, unchecked=unchecked
     )
-    if request.publishes and checked.store:
+    if request.publishes and store_check.store:
         own_facts = {**facts, "findings": [asdict(finding) for finding in in_order(own_findings)]}
-        return _publish(request, diagnosis, checked.store, own_facts, progress)
+        return _publish(request, diagnosis, store_check.store, own_facts, progress)
     return diagnosis
 
 
@@ -152,15 +155,15 @@ def check_runs(config: Config, output_dirs: Sequence[Path] = ()) -> Iterator[Fin
 
 
 def _coverage(
-    request: DoctorRequest, facts: Mapping[str, Any], skipped: Collection[str]
+    request: DoctorRequest, facts: Mapping[str, Any], untried_dirs: Collection[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return what was checked on this node, and what was not, with the option that would check it.
 
     A node without the role worker has neither Python, outputs, training nor other nodes on the
-    lists.  ``skipped``: output directories in which root tried nothing.
+    lists.  ``untried_dirs``: output directories in which root tried nothing.
     """
     how, training = "--output-dir DIR, or --training FILE", request.training
-    if skipped:
+    if untried_dirs:
         how = "sudo -u USER ckptsync doctor …"
     elif request.has_worker:
         how = f"worker.runs matches none yet; {how}"
@@ -168,7 +171,7 @@ def _coverage(
     is_known = bool(training_facts.output_dir_of(training)) or not written
     if not is_known:
         of_training = f"only a shell knows {written}; --output-dir DIR"
-    outputs = [str(path) for path in request.output_dirs if str(path) not in skipped]
+    outputs = [str(path) for path in request.output_dirs if str(path) not in untried_dirs]
     listed = ", ".join(outputs[:_SHOWN]) + (" …" if len(outputs) > _SHOWN else "")
     parts = [
         (True, "limits, interfaces and launch variables of this node", ""),

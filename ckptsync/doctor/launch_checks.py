@@ -252,7 +252,7 @@ def check_interfaces(node: NodeFacts) -> Iterator[Finding]:
     for name in _INTERFACES if node.interfaces else ():
         if not (text := node.variable(name)):
             continue
-        chosen = _chosen(name, node)
+        chosen = _chosen_interfaces(name, node)
         outer = [interface for interface in chosen if interface != "lo"]
         # Gloo and TensorPipe need each interface that is named, NCCL any of them
         each = (
@@ -291,7 +291,7 @@ def _check_reachable(node: NodeFacts) -> Iterator[Finding]:
     """
     for name in _INTERFACES:
         text = node.variable(name)
-        chosen = _chosen(name, node) if text else []
+        chosen = _chosen_interfaces(name, node) if text else []
         if chosen == ["lo"]:
             what = "lo, which no other node reaches"
             hint = "name the interface of the network that the nodes share"
@@ -335,7 +335,10 @@ def compare_links(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
     hint = "use like interfaces, with one MTU"
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         for link_property, why in _LINKS.items():
-            value, subject = partial(_link, name, link_property), f"{name}: {link_property}"
+            value, subject = (
+                partial(_describe_links, name, link_property),
+                f"{name}: {link_property}",
+            )
             having = filter(value, nodes)
             yield from find_difference(
                 warn, "links-differ", subject, having, value, why=why, hint=hint
@@ -347,19 +350,21 @@ def _variable(name: str, default: str = "") -> Callable[[NodeFacts], str]:
     return lambda node: node.variable(name) or default
 
 
-def _link(variable: str, key: str, node: NodeFacts) -> str:
-    """Return the MTU or the speed of the interfaces that a variable names and that are not down.
+def _describe_links(variable: str, key: str, node: NodeFacts) -> str:
+    """Return the MTUs or speeds of the interfaces that a variable names, each once, with commas.
 
-    Several have commas. "" for a variable with ``^``, of which it is unknown what it chooses.
+    ``key``: a key of `_LINKS`. Interfaces that are down, loopback and unknown values are left out.
+    "" if nothing is left, if the variable is not set, and if it begins with ``^``: then it is
+    unknown what it chooses.
     """
     text = node.variable(variable)
-    chosen = _chosen(variable, node) if text and not text.startswith("^") else []
+    chosen = _chosen_interfaces(variable, node) if text and not text.startswith("^") else []
     links = [node.interfaces[interface] for interface in chosen if interface != "lo"]
     values = {link.get(key, "") for link in links if link.get("state") != "down"}
     return ", ".join(sorted(values - {"", "-1", "0", "4294967295"}))
 
 
-def _chosen(variable: str, node: NodeFacts) -> list[str]:
+def _chosen_interfaces(variable: str, node: NodeFacts) -> list[str]:
     """Return the existing interfaces that a variable, which must be set, chooses; sorted.
 
     NCCL takes names as prefixes, unless ``=`` precedes them, and all but these after ``^``; Gloo

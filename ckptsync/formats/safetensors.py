@@ -69,23 +69,23 @@ def _is_utf_8(data: bytes) -> bool:
 
 @lru_cache(maxsize=32)  # a source is read once to choose it, and once to merge it
 def _contents(
-    data: bytes, name: str, file_size: int
+    data: bytes, file: str, file_size: int
 ) -> tuple[tuple[Tensor, ...], Mapping[str, str]]:
-    """Return tensors and metadata of the header ``data`` in a file of ``file_size`` bytes.
+    """Return tensors and metadata of the header ``data`` of ``file``, of ``file_size`` bytes.
 
     Raises as `tensors`.
     """
     base = 8 + len(data)
-    header = {key: bytes(value) for key, value in _HEADER.decode(data, f"{name}: header").items()}
+    header = {name: bytes(value) for name, value in _HEADER.decode(data, f"{file}: header").items()}
     expected = sum(value.count(_OFFSETS) for value in header.values()) + ("data_offsets" in header)
     if data.count(_OFFSETS) != expected or data.count(b'"__metadata__"') > 1:
-        raise Corrupt(f"{name}: header: duplicate name")  # msgspec would take the last one
+        raise Corrupt(f"{file}: header: duplicate name")  # msgspec would take the last one
     if not _is_utf_8(data):  # msgspec does not decode the fields that it skips
-        raise Corrupt(f"{name}: header: not UTF-8")
-    free = _FREE.decode(header.pop("__metadata__", b"null"), f"{name}: __metadata__") or {}
-    rows = sorted(_row(name, key, entry) for key, entry in header.items())
+        raise Corrupt(f"{file}: header: not UTF-8")
+    free = _FREE.decode(header.pop("__metadata__", b"null"), f"{file}: __metadata__") or {}
+    rows = sorted(_row(file, name, entry) for name, entry in header.items())
     end_before = 0
-    for start, end, key, dtype, shape in rows:
+    for start, end, name, dtype, shape in rows:
         size = (
             prod(shape) * ITEMSIZE[dtype]
             if dtype in ITEMSIZE
@@ -93,18 +93,18 @@ def _contents(
         )
         if start != end_before or end - start != size:
             raise Corrupt(
-                f"{name}: {key} at {start}..{end}, {end_before}..{end_before + size} expected"
+                f"{file}: {name} at {start}..{end}, {end_before}..{end_before + size} expected"
             )
         end_before = end
     if base + end_before != file_size:
-        raise Corrupt(f"{name}: {file_size} bytes, {base + end_before} expected by its header")
+        raise Corrupt(f"{file}: {file_size} bytes, {base + end_before} expected by its header")
     packed = next((row for row in rows if row[3] in PACKED_BITS), None)
     if packed:
         raise Unsupported(
-            f"{name}: {packed[2]} is {packed[3]}, whose elements share bytes",
+            f"{file}: {packed[2]} is {packed[3]}, whose elements share bytes",
             hint="use the model as it is, or save it dequantised",
         )
-    return tuple(_tensor(name, base, row) for row in rows), free
+    return tuple(_tensor(file, base, row) for row in rows), free
 
 
 Row = tuple[int, int, str, str, Shape]
@@ -135,25 +135,25 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return by_name
 
 
-def _row(name: str, key: str, entry: bytes) -> Row:
+def _row(file: str, name: str, entry: bytes) -> Row:
     """Return start, end, name, dtype and shape of a header's entry; raise Corrupt if wrong."""
-    fields = _ROW.decode(entry, f"{name}: {key!r:.200}")
+    fields = _ROW.decode(entry, f"{file}: {name!r:.200}")
     if entry.count(b'"dtype"') > 1 or entry.count(b'"shape"') > 1 or entry.count(_OFFSETS) > 1:
-        raise Corrupt(f"{name}: {key!r:.200}: duplicate name")
+        raise Corrupt(f"{file}: {name!r:.200}: duplicate name")
     if (fields.dtype not in ITEMSIZE and fields.dtype not in PACKED_BITS) or len(
         fields.shape
     ) > MOST_AXES:
         raise Corrupt(
-            f"{name}: {key} has dtype {fields.dtype!r:.40} and shape {fields.shape!r:.100}"
+            f"{file}: {name} has dtype {fields.dtype!r:.40} and shape {fields.shape!r:.100}"
         )
-    return *fields.data_offsets, key, fields.dtype, fields.shape
+    return *fields.data_offsets, name, fields.dtype, fields.shape
 
 
-def _tensor(name: str, base: int, row: Row) -> Tensor:
-    """Return the tensor of a row, whose bytes count from ``base`` on."""
-    start, end, key, dtype, shape = row
-    part = Part((0,) * len(shape), shape, Extent(name, base + start, end - start))
-    return Tensor(key, dtype, shape, (Copy(dtype, shape, (part,)),))
+def _tensor(file: str, base: int, row: Row) -> Tensor:
+    """Return the tensor of a row of ``file``, whose offsets count from its byte ``base``."""
+    start, end, name, dtype, shape = row
+    part = Part((0,) * len(shape), shape, Extent(file, base + start, end - start))
+    return Tensor(name, dtype, shape, (Copy(dtype, shape, (part,)),))
 
 
 _quoted = json.JSONEncoder(ensure_ascii=False).encode

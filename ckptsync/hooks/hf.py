@@ -196,7 +196,11 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
             yield self._saves
 
     def _serve(self, saves: TrainerSaves) -> None:
-        """On the first rank, log a new problem of the embedded worker; start a worker if needed."""
+        """Keep the embedded worker running, if there is a ``store``, and log its new problems.
+
+        Without a worker, warn once of that.  Does nothing on other ranks than the first.  Raises
+        OSError.
+        """
         if not saves.is_first:
             return
         self._folders.add(saves.output_dir)

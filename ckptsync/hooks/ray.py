@@ -27,7 +27,11 @@ __all__ = ["CkptSyncRayCallback", "as_directory", "setup_worker", "upload_fn", "
 
 
 def __getattr__(name: str) -> Any:
-    """Return a name from the module that has it; raise AttributeError for other names."""
+    """Import a name of ``__all__`` from the module that has it, and return it.
+
+    Raise AttributeError for other names. For the callback, raise ImportError without Ray, and
+    ConfigError if this version of Ray is not supported.
+    """
     if name == "CkptSyncRayCallback":
         from ckptsync.hooks.ray_callback import CkptSyncRayCallback  # noqa: PLC0415
 

@@ -133,8 +133,9 @@ class BaseModel:
     def with_dtypes(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the tensors with the base's dtypes where both are floating, for ``--dtype auto``.
 
-        A packed matrix, which some quantisers store as floats, has another shape than the weights
-        in it, and keeps its dtype.
+        A tensor that the base lacks keeps its dtype.  So does one of another shape, which may be a
+        packed matrix of a quantiser that stores it as floats; the first axis may differ, as after a
+        resize of the vocabulary.
         """
         base = self.beside({t.name: t for t in tensors})
 

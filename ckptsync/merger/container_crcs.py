@@ -190,7 +190,10 @@ class CrcCheckedFiles(FilesWrapper):
 
 
 def _find_unclaimed(parts: Iterable[_Stretch], start: int, end: int) -> list[tuple[int, int]]:
-    """Return the ranges between ``start`` and ``end`` that no thread sums or has summed."""
+    """Return the ranges between ``start`` and ``end`` that no stretch of ``parts`` covers.
+
+    ``parts``: what threads sum or have summed, ordered by start.
+    """
     ranges = []
     for low, high, _ in parts:
         if start < min(low, end):

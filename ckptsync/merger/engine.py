@@ -331,10 +331,11 @@ class WeightsFile:
             for unit in units:
                 view, end = unit.buffer.data, unit.lead + unit.size
                 view[: unit.lead] = unaligned
-                cut = end if unit.is_last and not self._plan.ending else end - end % ALIGN
-                unaligned = bytes(view[cut:end])
-                if cut:
-                    yield view[:cut]
+                is_end = unit.is_last and not self._plan.ending
+                chunk_end = end if is_end else end - end % ALIGN
+                unaligned = bytes(view[chunk_end:end])
+                if chunk_end:
+                    yield view[:chunk_end]
                 if unit.planned.stored:
                     self._progress(unit.size)
         if self._plan.ending:

@@ -31,11 +31,16 @@ def open_reader(
     entries: Mapping[str, FileEntry] | None = None,
     memory: int = MEMORY,
 ) -> Files:
-    """Return the files that planning and merging read.
+    """Return ``files`` as planning and merging read them; read nothing yet.
 
-    ``sources``: the stores or trees of ``files``, which are read ahead unless all are on disks of
-    this machine.  ``entries``: what the manifests say, of a checkpoint in a store.  ``memory``:
-    bytes of what is read ahead, at most.
+    Args:
+        files: the checkpoint's.
+        sources: the stores or trees of ``files``, which are read ahead unless all are on disks of
+            this machine.
+        entries: what the manifests say, of a checkpoint in a store.  Only their files are listed,
+            and a read raises Corrupt if a block has another digest.
+        memory: bytes that are read ahead, at most.
+
     """
     is_far = not all(map(is_near, sources))
     if is_far:

@@ -374,8 +374,9 @@ def _judge_shards(
 ) -> tuple[Condition, Condition]:
     """Return whether all files are stored that a model needs, and all that resuming needs.
 
-    Resuming needs the model's files too. A condition without demands fails; its evidence is
-    ``no_demands``, with the use in its braces, and of a model its remarks instead if there are any.
+    Resuming needs the model's files too. A file that only a sibling has is missing. A condition
+    without demands fails; its evidence is ``no_demands``, with the use in its braces, and of a
+    model its remarks instead if there are any.
     """
     missing = (
         _explain_missing(demands.model, files, sizes, siblings)

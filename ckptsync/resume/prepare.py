@@ -411,32 +411,35 @@ class _Preparation:
     def _reported_download(self, records: AttemptRecords) -> Iterator[None]:
         """Within the block, write the download's progress into the store, as a sign for others.
 
-        At most every 30 seconds, or a quarter of ``wait``; a write that fails is ignored.
+        At most every `_SIGN_EVERY` seconds, or each quarter of ``wait`` if that is shorter; a write
+        that fails is ignored.
         """
-        before, last = self._options, [time.monotonic()]
+        options_before, last_write = self._options, [time.monotonic()]
 
         def show(done: int, total: int) -> None:
             """Write a sign if the last one is old, and pass the progress on."""
             now = time.monotonic()
-            if now - last[0] > min(_SIGN_EVERY, before.wait / 4):
-                last[0] = now
+            if now - last_write[0] > min(_SIGN_EVERY, options_before.wait / 4):
+                last_write[0] = now
                 with contextlib.suppress(CkptsyncError):  # a later sign may succeed
                     records.show_progress(done)
-            if before.progress:
-                before.progress(done, total)
+            if options_before.progress:
+                options_before.progress(done, total)
 
-        self._options = replace(before, progress=show)
+        self._options = replace(options_before, progress=show)
         try:
             yield
         finally:
-            self._options = before
+            self._options = options_before
 
     def _get_checkpoint(self, choice: Candidate | None) -> _LocalCopy:
         """Return the chosen checkpoint on this machine; an empty copy if none is chosen.
 
-        If it is in the store, download it, and its best checkpoint, too.  What lies in the output
-        directory is not changed.  Raises Incomplete if a local checkpoint has changed, ConfigError,
-        StoreError.
+        If it is in the store, download it into the output directory, or into a staging directory
+        if another save has its name.  Download the best checkpoint that it refers to if that is
+        absent; a failure of this is a note.  Files of other saves are not changed.  Raises
+        Incomplete if the checkpoint has changed, or another download of it stands still; Corrupt
+        if it is damaged in the store; ConfigError, StoreError.
         """
         if choice is None:
             return _LocalCopy()

@@ -282,13 +282,14 @@ class Jobs:
                 except CkptsyncError as e:
                     # else it would count as running, and never be tried again
                     del self._running[name]
-                    self._wait(child, JobFailed(str(e), e.hint, passes=True))
+                    self._record_wait(child, JobFailed(str(e), e.hint, passes=True))
         return tuple(dict.fromkeys((*running, *(job.subject for job in due_jobs))))
 
-    def _wait(self, child: _JobProcess, end: JobEnd) -> None:
-        """Replace the wait of a job that has ended; the caller holds the lock.
+    def _record_wait(self, child: _JobProcess, end: JobEnd) -> None:
+        """Record how long a job that has ended waits before it runs again (`wait_after`).
 
-        A failure gets the command that repeats it.
+        Remove its wait if it need not.  A failure gets the command that repeats it.  The caller
+        holds the lock.
         """
         name = (child.job.kind, child.job.subject)
         if isinstance(end, JobFailed):
@@ -389,7 +390,7 @@ class Jobs:
                 names = [f"{f['run']}/{f['location']}".rstrip("/") for f in end.failed]
                 errors = zip(names, end.failed, strict=True)
                 self._errors[name] = tuple(f"{location}: {f['error']}" for location, f in errors)
-            self._wait(child, end)
+            self._record_wait(child, end)
         if isinstance(end, CommandResult):  # what failed is logged by `lines`, where it is new
             role = "verifier" if job.kind == "verify" else "head"
             for line in end.lines():

@@ -247,8 +247,8 @@ class _Service:
 
         Raises Transient if the service is stopped meanwhile.
         """
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
             if self._stop.is_stopping:
                 raise Transient("the service is stopping")
             progress_signs.sign()
@@ -299,16 +299,18 @@ class _Service:
         head = self._roles.head
         if head:
             head.jobs.end()
-        last = [Task("farewell", NEVER, self._heart.farewell, self._fatal)] if self._heart else []
-        for tasks in (list(self._tasks), last):
-            end = time.monotonic() + GRACE
-            for task in last if tasks is last else ():
+        farewells = (
+            [Task("farewell", NEVER, self._heart.farewell, self._fatal)] if self._heart else []
+        )
+        for tasks in (list(self._tasks), farewells):
+            deadline = time.monotonic() + GRACE
+            for task in farewells if tasks is farewells else ():
                 task.start_if_due(time.monotonic())
-            while time.monotonic() < end and (
+            while time.monotonic() < deadline and (
                 any(t.is_running for t in tasks) or (head and head.jobs.running())
             ):
                 time.sleep(0.02)
-        if names := [task.name for task in (*self._tasks, *last) if task.is_running]:
+        if names := [task.name for task in (*self._tasks, *farewells) if task.is_running]:
             detail = "their unfinished files are discarded"
             log.warning("%s", pairs(phase="abandoned", tasks=",".join(names), detail=detail))
             self._stop.leave()

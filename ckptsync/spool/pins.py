@@ -361,7 +361,8 @@ def _remove_notes(pin: Pin) -> None:
 def link_file(tree: Tree, source: Path, name: str) -> bool:
     """Link a file into a pin; return False where the file system has no hard links.
 
-    True also if the file is gone or already pinned.  Raises ConfigError for another user's file.
+    ``name``: its path in ``source``.  True also if the file is gone or already pinned.  Raises
+    ConfigError for another user's file, or where access is refused; other OSErrors as they are.
     """
     target, new = tree.place(name)
     try:

@@ -213,9 +213,11 @@ class GenericStore:
     def _list_infos(
         self, prefix: str, kind: str, ask: Callable[[Any, str], Iterable[Mapping[str, Any]]]
     ) -> list[tuple[str, Mapping[str, Any]]]:
-        """Return name and fsspec's facts of each entry that ``ask`` lists for ``prefix``.
+        """Return the entries that ``ask`` lists for ``prefix``: names in the store, fsspec's facts.
 
-        ``kind``: "file" or "directory"; links are left out. A missing directory has no entries.
+        ``ask`` gets the file system and its path. ``kind``: "file" or "directory"; links, and names
+        that no store could have, are left out. A missing directory has no entries. Raise
+        StoreError, ConfigError.
         """
         path = self._path(checked_prefix(prefix).rstrip("/"))
         try:

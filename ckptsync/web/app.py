@@ -141,22 +141,22 @@ def _plain(status: int, text: str) -> Any:
 
 def _text(path: str, make: Callable[[], Text]) -> Endpoint:
     """Return the endpoint of a plain answer: 503 if it fails, or `MANY` are being made."""
-    making = [0]
+    running_count = [0]
 
     async def answer(_: Request) -> Response:
         """Make the answer in a thread; that of /healthz at once."""
         if path == "/healthz":
             status, body, content = make()
-        elif making[0] >= MANY:
+        elif running_count[0] >= MANY:
             status, body, content = 503, b"too many pages are being made\n", PLAIN
         else:
-            making[0] += 1
+            running_count[0] += 1
             try:
                 status, body, content = await in_thread(make, "web-page")
             except CkptsyncError as e:
                 status, body, content = 503, f"{e}\n".encode(), PLAIN
             finally:
-                making[0] -= 1
+                running_count[0] -= 1
         headers = {"Content-Type": content, "Cache-Control": "no-store", **HEADERS}
         return Response(body, status, headers)
 

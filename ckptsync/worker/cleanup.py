@@ -268,7 +268,7 @@ def _clean_checkpoints(
         _best_checkpoint(scanned.local_save.files) for scanned in scanned_by_name.values()
     }
     # a trial's, too, whose name is a longer one
-    best = [
+    best_checkpoints = [
         name
         for name, scanned in scanned_by_name.items()
         if scanned.local_save.checkpoint_dir.path.name in best_dir_names
@@ -287,7 +287,7 @@ def _clean_checkpoints(
         finished = scanned.local_save.pin.notes.finished if scanned.local_save.pin else 0
         local_checkpoints.append(LocalCheckpoint(name, age, is_verified, is_busy, finished))
     yield from _clean_aside(task, local_checkpoints)
-    for name in choose_cleanable(local_checkpoints, best, keep):
+    for name in choose_cleanable(local_checkpoints, best_checkpoints, keep):
         try:
             size = _remove_checkpoint(task, scanned_by_name[name].local_save.checkpoint_dir)
         except (ConfigError, Incomplete, Corrupt) as e:

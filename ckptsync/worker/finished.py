@@ -463,10 +463,10 @@ def _is_newest(name: str, observed: Observation) -> bool:
 
 
 def _accelerate_is_done(observed: Observation) -> bool:
-    """Return whether each of accelerate's ranks has left its random state, the first rank's last.
+    """Return whether accelerate's ranks have all left random states, the first one after the model.
 
-    Only objects that a script has registered come after it, so this is no proof that the save is
-    finished.
+    No file without a rank may be newer than the first rank's state.  Objects that a script has
+    registered are excepted: they come later, so this is no proof that the save is finished.
     """
     first = next((f for f in observed.files if f.path == FIRST_OF_ACCELERATE), None)
     before = (

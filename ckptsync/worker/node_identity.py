@@ -28,10 +28,12 @@ JUMP = 2.0  # seconds: NTP slews less between two scans
 
 
 def node_id(hostname: str = "", machine_id: Path = MACHINE_ID) -> str:
-    """Return ``<host>-<8 hex>``, the same at every start.
+    """Return ``<host>-<8 hex>``: the host's name, and a hash of the machine id.
 
-    Without a machine id (containers often have none, or an empty one) the hash is of the first
-    network card's address. Clones that share all of these need ``node`` set in their configuration.
+    ``hostname``: this host's, if empty.  Without a readable machine id (containers often have none,
+    or an empty one) the hash is of a network card's address.  It is the same at every start, except
+    without either.  Such nodes, and clones that share all of these, need ``node`` set in their
+    configuration.
     """
     host = (
         re.sub(r"[^A-Za-z0-9_.-]", "-", hostname or socket.gethostname())[:80].strip(".-") or "node"

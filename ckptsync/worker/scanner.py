@@ -261,11 +261,12 @@ class Scanner:
         return min(waits, default=None)
 
     def _scan_run(self, now: float) -> tuple[list[ScannedSave], Scan]:
-        """Return every save of the output directory, judged, and the scan's failures and notes.
+        """Return the output directory's saves, judged, and the scan's failures and notes.
 
         Pins what has appeared, and takes over pins of other nodes whose owner shows no sign of life
-        for ten minutes.  Remembers the names for the next scan.  If the directory cannot be listed,
-        there are no saves and one failure.
+        for ten minutes.  Remembers the names for the next scan.  A save that cannot be judged is
+        among the failures only.  If the directory cannot be listed, there are no saves and one
+        failure.
         """
         run = self._run
         identity, names_before, self._names = _identity(run.path), self._names, None

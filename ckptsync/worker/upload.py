@@ -591,8 +591,9 @@ def _store_beside(
 ) -> None:
     """Store files under the node's own names if another node has overwritten, or claims, theirs.
 
-    A further manifest says so.  The smallest node id keeps a name that several nodes claim, if its
-    bytes are there.
+    Only files of `list_doubtful_names` are checked, by reading the stored file.  The smallest node
+    id keeps a name that several nodes claim, if its bytes are there.  If a name changes, a further
+    manifest of the node says so.  Raises as `correct_location`.
     """
     is_exclusive = sender.context.store.is_exclusive
     names = list_doubtful_names(node, location, manifests, is_exclusive=is_exclusive)

@@ -560,15 +560,15 @@ class Worker:
     def _upload(self, scanned: ScannedSave, capacity: QueueCapacity) -> UploadProgress:
         """Upload a save, or move it if it is stored; return its progress.
 
-        Phase ``waiting``, and nothing is sent, if it has changed since the plan.  If a manifest
-        already has all of it, only its digests are remembered.  The pin's links become reflinks,
-        and it gets the time of sending and the stored mark.  Measures the clock if that is due.
-        Raises Changed if bytes are others by now, and forgets what was read; Incomplete, Corrupt,
-        Unsupported, StoreError.
+        Phase ``waiting``, and nothing is sent, if it has changed since the plan, or is not finished
+        any more.  If a manifest already has all of it, only its digests are remembered.  The pin's
+        links become reflinks, and it gets the time of sending and the stored mark.  Measures the
+        clock if that is due.  Raises Changed if bytes are others by now, and forgets what was read;
+        Incomplete, Corrupt, Unsupported, StoreError.
         """
-        stored = self._view.why_done(scanned.local_save)
-        if stored is not None and stored.phase == "stored" and stored.manifest is not None:
-            progress = self._correct_stored(scanned.local_save, stored.manifest, capacity)
+        done = self._view.why_done(scanned.local_save)
+        if done is not None and done.phase == "stored" and done.manifest is not None:
+            progress = self._correct_stored(scanned.local_save, done.manifest, capacity)
             _mark_stored(scanned.local_save, progress)
             return progress
         latest = self._scanner.latest(scanned.key)
