@@ -80,8 +80,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Play the demo, and print where its models are; return 0.  All files stay.
 
-    An error of a step, of any kind, is raised again as CkptsyncError (exit code 1), with a hint at
-    the logs if it has none.  Raises ConfigError for a directory that is not empty.
+    Any subclass of CkptsyncError that a step raises becomes a CkptsyncError (exit code 1), with a
+    hint at the logs if it has none.  Raises ConfigError for a directory that is not empty.
     """
     directory = working_directory(args.dir)
     store = create_store(str(directory / "store"))
@@ -95,8 +95,8 @@ def run(args: argparse.Namespace) -> int:
         ) from e
     models = {run: demo.model(run) for run in RUNS}
     if args.json:
-        shown = {run: str(model) for run, model in models.items()}
-        output.print_json({"ok": True, "directory": str(directory), "models": shown})
+        model_paths = {run: str(model) for run, model in models.items()}
+        output.print_json({"ok": True, "directory": str(directory), "models": model_paths})
         return 0
     for run, model in models.items():
         size = sum(path.stat().st_size for path in model.rglob("*") if path.is_file())

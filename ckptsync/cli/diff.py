@@ -411,10 +411,7 @@ def _group_row(group: GroupDifferences) -> list[str]:
 
 
 def _row(d: Difference) -> list[str]:
-    """Return a differing tensor as a row: its name, how it differs, and its change.
-
-    `NONE` stands for numbers of a tensor that was not read.
-    """
+    """Return a differing tensor as a row; `NONE` stands for numbers if it was not read."""
     state = {"only_a": "only in A", "only_b": "only in B"}.get(d.state, d.state)
     if d.a and d.b and d.state == "dtype":
         state = f"{d.a.dtype} to {d.b.dtype}"

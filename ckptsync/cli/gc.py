@@ -203,10 +203,7 @@ def build_request(args: argparse.Namespace) -> RetentionRequest:
 
 
 def _rule(key: str, text: str) -> Any:
-    """Return the value of a rule's option, read as in a configuration.
-
-    A text of digits alone is read as an int.  Raises ConfigError.
-    """
+    """Return the value of a rule's option, read as in a configuration.  Raises ConfigError."""
 
     def read(text: str) -> Any:
         """Return the rule's value from a whole number or a text.  Raises ValueError."""
@@ -248,10 +245,7 @@ def _lines(result: RetentionResult, *, is_dry: bool) -> Iterator[str]:
 
 
 def _row(removal: PlannedRemoval) -> list[str]:
-    """Return a decision as a row under `HEADING`; the size is that of files and model.
-
-    The decision has the time until deletion if it waits for that.
-    """
+    """Return a decision as a row under `HEADING`; the size is that of files and model."""
     summary, decision = removal.summary, removal.decision
     verdict: str = decision.verdict
     if decision.action == "wait" and decision.left:

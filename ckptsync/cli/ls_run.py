@@ -108,10 +108,7 @@ def reasons(
 
 
 def has_model(s: Summary) -> bool:
-    """Return whether a location is VERIFIED or CONSOLIDATED with a model.
-
-    The model then stands for the reasons of its status.
-    """
+    """Return whether a location has a model and is VERIFIED or CONSOLIDATED."""
     return s.status in ("VERIFIED", "CONSOLIDATED") and s.consolidated
 
 
@@ -185,10 +182,7 @@ def list_rows_of_run(rows: Sequence[Row], now: float) -> tuple[list[str], list[l
 
 
 def list_row(row: Row, now: float) -> list[str]:
-    """Return a location as cells under `RUN_HEADING`, with the first of its reasons.
-
-    AGE is since ``ended``; `NONE` stands for what is not known.
-    """
+    """Return a location as cells under `RUN_HEADING`, with its first reason; `NONE` if unknown."""
     s = row.summary
     return [
         _step(s),
