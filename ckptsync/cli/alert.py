@@ -28,9 +28,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Send a test message to each channel; return 4 if one did not arrive, else 0.
+    """Send a test message to each channel, one after the other, and print each result.
 
-    Raise ConfigError if no channel is configured.
+    Return 4 if one did not arrive, else 0.  Raises ConfigError if no channel is configured.
     """
     from ckptsync.service.alert_channels import send_test
     from ckptsync.worker.node_identity import node_id

@@ -62,7 +62,7 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    """Print each key with its value and the source of the value.  Raises ConfigError."""
+    """Print each key with its value and the source of the value; return 0.  Raises ConfigError."""
     from ckptsync.config.loading import settings
 
     keys = settings(Path(args.file))

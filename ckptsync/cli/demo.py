@@ -80,8 +80,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Play the demo, and print where its models are; return 0.  All files stay.
 
-    Raises CkptsyncError (exit code 1) for any step whose result did not appear in the store,
-    ConfigError for a directory that is not empty.
+    Any subclass of CkptsyncError that a step raises becomes a CkptsyncError (exit code 1), with a
+    hint at the logs if it has none.  Raises ConfigError for a directory that is not empty.
     """
     directory = working_directory(args.dir)
     store = create_store(str(directory / "store"))
@@ -95,8 +95,8 @@ def run(args: argparse.Namespace) -> int:
         ) from e
     models = {run: demo.model(run) for run in RUNS}
     if args.json:
-        shown = {run: str(model) for run, model in models.items()}
-        output.print_json({"ok": True, "directory": str(directory), "models": shown})
+        model_paths = {run: str(model) for run, model in models.items()}
+        output.print_json({"ok": True, "directory": str(directory), "models": model_paths})
         return 0
     for run, model in models.items():
         size = sum(path.stat().st_size for path in model.rglob("*") if path.is_file())
@@ -126,7 +126,10 @@ def working_directory(path: str | None) -> Path:
 
 
 def program() -> list[str]:
-    """Return the words that call this program in a shell, also if it is not in PATH."""
+    """Return the words that call this program in a shell: the zipapp, or ``ckptsync`` if in PATH.
+
+    Else the ``ckptsync`` beside the interpreter, or the interpreter with ``-m``.
+    """
     if zipfile.is_zipfile(sys.argv[0]):  # a zipapp
         return [str(Path(sys.argv[0]).absolute())]
     if shutil.which("ckptsync"):
@@ -146,16 +149,17 @@ class DemoPrinter:
         self._last: dict[tuple[str, str], Sequence[str]] = {}
 
     def say(self, text: str) -> None:
-        """Print a sentence, at once."""
+        """Print a cleaned sentence, or its JSON document, at once."""
         print(
             json.dumps(output.as_document({"say": text})) if self._as_json else clean(text),
             flush=True,
         )
 
     def table(self, table: Sequence[Sequence[str]]) -> None:
-        """Print the rows under `HEADING` that differ from those of the last call.
+        """Print the rows under `HEADING` that are new or differ from those of the last call.
 
-        With ``--json`` print the whole table if any row does.
+        With ``--json`` print the whole table if any row does.  Remember the table for the next
+        call.
         """
         changed = [row for row in table if self._last.get((row[0], row[1])) != row]
         self._last = {(row[0], row[1]): row for row in table}
@@ -177,7 +181,11 @@ class Demo:
     printer: DemoPrinter
 
     def play(self) -> None:
-        """Play all steps.  Raises CkptsyncError if the result of one does not appear in time."""
+        """Play all steps, and print them; block until the result of each is in the store.
+
+        Raises CkptsyncError if one does not appear within `PATIENCE` seconds, a child ends, or the
+        store fails.
+        """
         start, say = time.monotonic(), self.printer.say
         say(
             "two nodes and a head start as processes of their own; they share only the store"
@@ -231,7 +239,7 @@ class Demo:
         original = next(file for file in written if file.exists()).read_bytes()
 
         def is_repaired(state: StoreState) -> bool:
-            """Return whether a later report is ok, and the file the original."""
+            """Return whether a later report is ok, the file the original, and all VERIFIED."""
             reports = _damaged_location(state).records.reports.values()
             is_read = any(later.n > report.n and later.verdict == "ok" for later in reports)
             return (
@@ -247,7 +255,10 @@ class Demo:
         )
 
     def _list_alive(self) -> set[str]:
-        """Return the names of the nodes whose heartbeat says that they run.  Raises StoreError."""
+        """Return the names of nodes whose heartbeat, however old, does not say that they stopped.
+
+        Unreadable heartbeats are passed over.  Raises StoreError.
+        """
         hearts = [file.content for file in read_nodes(self.store).hearts]
         return {h.node for h in hearts if isinstance(h, Heartbeat) and not h.stopped}
 
@@ -262,10 +273,10 @@ class Demo:
         return state
 
     def _wait_for(self, step: str, answer_of: Callable[[StoreState], T | None]) -> T:
-        """Read the store until ``answer_of`` returns something true of it; return that.
+        """Read the store every `POLL_EVERY` seconds until ``answer_of`` of it is true; return that.
 
-        ``step`` names the result in errors.  Raises CkptsyncError after `PATIENCE` seconds, or if a
-        child ends.
+        ``step`` names the result in errors.  Raises CkptsyncError after `PATIENCE` seconds, or if
+        a child has ended; StoreError at once.
         """
         deadline = time.monotonic() + PATIENCE
         while True:
@@ -295,7 +306,7 @@ def _is_verified(state: StoreState, run: str) -> bool:
 
 
 def byte_of_a_tensor(checkpoint: Path) -> tuple[str, int, str]:
-    """Return file, byte and tensor of the middle of the largest stored piece of a tensor."""
+    """Return file, byte position and tensor of the middle of the largest piece of a tensor."""
     files = DirectoryFiles(str(checkpoint))
     tensors = registry.tensors(files, registry.choose(files, None))
     copies = [(copy, tensor.name) for tensor in tensors for copy in tensor.copies]
@@ -356,8 +367,9 @@ def running(
 ) -> Iterator[tuple[DemoProcess, ...]]:
     """Run a service for each configuration within the block, and give the processes.
 
-    Configurations and logs are written to ``directory``.  At the end of the block the services get
-    SIGTERM, and SIGKILL after `END_PATIENCE` seconds.
+    Configurations and logs are written to ``directory``; ``CKPTSYNC_*`` variables are not passed
+    on. At the end of the block, also after an error, all get SIGTERM.  Each is then waited for, and
+    gets SIGKILL after `END_PATIENCE` seconds.
     """
     directory.mkdir(parents=True, exist_ok=True)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("CKPTSYNC_")}
@@ -388,7 +400,7 @@ def running(
 
 
 def check_running(children: Sequence[DemoProcess]) -> None:
-    """Raise CkptsyncError if a child has ended."""
+    """Raise CkptsyncError, with the last line of its log, if a child ended, even with code 0."""
     for child in children:
         code = child.process.poll()
         if code is not None:

@@ -169,7 +169,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _counter(progress: Progress, total: int) -> Any:
-    """Return a function that adds bytes, from any thread, and reports their sum of ``total``."""
+    """Return a function that adds bytes, from any thread, and reports their sum under a lock."""
     lock, done = threading.Lock(), 0
 
     def count(size: int) -> None:
@@ -188,8 +188,8 @@ def _open(
     """Open what words name: one checkpoint of a store, or directories and URLs of one save.
 
     A single word counts as a path if it looks like one, or if it exists and no option names a
-    store.  ``source``: which weights; "" for those that `merge` takes.  Raises ConfigError,
-    Incomplete, Unsupported, Corrupt, StoreError.
+    store. ``source``: which weights; "" for those that `merge` takes.  Raises ConfigError,
+    StoreError, and Incomplete, Unsupported or Corrupt, whose messages get the target's name.
     """
     target, is_named = " ".join(words), bool(args.url or args.config)
     first = words[0]
@@ -219,8 +219,9 @@ def _open(
 def _open_stored(store: Store, run: str, location: str, target: str, source: str) -> OpenedModel:
     """Open a checkpoint's consolidated model; its shards if it has none, or ``source`` is given.
 
-    ``target``: its name in messages.  Raises ConfigError, Incomplete (also for a CONFLICT or a
-    retired one), Unsupported, Corrupt, StoreError.
+    ``target``: its name in messages.  Raises ConfigError, also if it is not in the store;
+    Incomplete, also for a CONFLICT or a retired one; Unsupported, also for records of a newer
+    program; the first unreadable record's error if none of its manifests counts; StoreError.
     """
     if not location:
         raise ConfigError(f"{target}: expected {CHECKPOINT}", hint="`ckptsync ls` lists them")
@@ -302,7 +303,10 @@ def _describe_side(opened: OpenedModel) -> dict[str, Any]:
 
 
 def _describe_tensor(d: Difference) -> dict[str, Any]:
-    """Return the difference of a tensor for ``--json``; a side that lacks it is None."""
+    """Return the difference of a tensor for ``--json``; a side that lacks it is None.
+
+    The numbers of its change are None if it was not read.
+    """
     sides = {"a": d.a, "b": d.b}
     return {
         "name": d.name,
@@ -352,7 +356,11 @@ def _show(
     top: int,
     notes: Sequence[str],
 ) -> None:
-    """Print the comparison for people: both models, counts, groups of layers, ``top`` tensors."""
+    """Print the comparison for people: models, notes, counts, groups of layers, differing tensors.
+
+    At most ``top`` tensors of each kind (`_top`), then how many more.  If all are the same, only
+    that is printed after the notes.
+    """
     for name, opened in (("A", a), ("B", b)):
         size = show_size(sum(tensor.size for tensor in opened.side.tensors.values()))
         say(f"{name}  {opened.target}: {opened.source}, {len(opened.side.tensors)} tensors, {size}")
@@ -403,7 +411,7 @@ def _group_row(group: GroupDifferences) -> list[str]:
 
 
 def _row(d: Difference) -> list[str]:
-    """Return a differing tensor as a row of the table."""
+    """Return a differing tensor as a row; `NONE` stands for numbers if it was not read."""
     state = {"only_a": "only in A", "only_b": "only in B"}.get(d.state, d.state)
     if d.a and d.b and d.state == "dtype":
         state = f"{d.a.dtype} to {d.b.dtype}"
@@ -422,12 +430,12 @@ def _shape(shape: Sequence[int]) -> str:
 
 
 def _numbers(change: Distance | None) -> list[str]:
-    """Return the relative and the largest change as cells."""
+    """Return the relative and the largest change as cells; `NONE` twice for no change."""
     if change is None:
         return [NONE, NONE]
     return [_number(change.relative), _number(change.largest)]
 
 
 def _number(value: float | None) -> str:
-    """Return a number with four digits; `NONE` for no value."""
+    """Return a number with four significant digits; `NONE` for no value."""
     return NONE if value is None else f"{value:.4g}"

@@ -279,7 +279,7 @@ def _nnodes(args: argparse.Namespace, environment: Mapping[str, str]) -> int:
 
 
 def document(result: Diagnosis, code: int) -> dict[str, Any]:
-    """Return a diagnosis for ``--json``."""
+    """Return a diagnosis for ``--json``; ``code`` is its exit code."""
     levels = [finding.level for finding in result.findings]
     return {
         "store": result.store,
@@ -297,7 +297,11 @@ def document(result: Diagnosis, code: int) -> dict[str, Any]:
 
 
 def lines(result: Diagnosis) -> Iterator[str]:
-    """Yield a diagnosis as lines for people: findings, the Python, what was checked, counts."""
+    """Yield a diagnosis as lines for people: findings, the Python, what was checked.
+
+    The last line has the counts of failures and warnings, or says that nothing was found or
+    checked.
+    """
     for finding in result.findings:
         yield f"{finding.level.upper()}  {finding.where}: {finding.what}"
         yield f"      why: {finding.why}"

@@ -207,7 +207,7 @@ class Upload:
 
 
 def has_entries(directory: Path) -> bool:
-    """Return whether a directory exists and is not empty."""
+    """Return whether a directory has entries; False also if it is absent or unreadable."""
     try:
         with os.scandir(directory) as entries:
             return next(entries, None) is not None

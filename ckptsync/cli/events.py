@@ -165,7 +165,10 @@ def _definition(config: Config, name: str) -> Definition:
 
 
 def describe(store: Store, s: Summary) -> dict[str, Any]:
-    """Return a location as `ls RUN/CHECKPOINT --json` prints it."""
+    """Return a location as `ls RUN/CHECKPOINT --json` prints it.
+
+    Reads its curves from the store; without them its losses are None.
+    """
     from ckptsync.status.location_details import describe_progress
     from ckptsync.status.locations import describe_locations
     from ckptsync.status.training_curves import read_newest
@@ -247,7 +250,7 @@ def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    """Return a row as a line for people."""
+    """Return a row as a line for people, with the local time; a handled event with its outcome."""
     moment = datetime.fromtimestamp(row["at"], timezone.utc).astimezone()
     line = f"{moment:%Y-%m-%d %H:%M:%S}  {row['run']}/{row['location']}  {row['event']}"
     if row["name"]:

@@ -104,7 +104,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Decide which checkpoints are marked and deleted, and do it unless it is a dry run.
 
-    Return the greatest exit code of what failed, else 0.
+    With ``--orphans`` also delete orphaned files.  Return the greatest exit code of what failed,
+    else 0.  Raises ConfigError, StoreError.
     """
     return with_progress(args, _run)
 
@@ -112,7 +113,8 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace, progress: Progress) -> int:
     """Decide, delete and print, as `run`; report the deleted bytes to ``progress``.
 
-    Raises ConfigError for a target, for no rules, and for a run that is not in the store.
+    Orphaned files follow once retention is done, whatever failed.  With ``--progress`` the JSON has
+    no ``locations``.  Raises ConfigError for a target, no rules, or a run that is not in the store.
     """
     if word := only_target(args):
         hint = with_store(args, word) if may_be_store(args, word) else f"one run is --run {word}"
@@ -219,7 +221,10 @@ def _clock(store: Store) -> float:
 
 
 def _lines(result: RetentionResult, *, is_dry: bool) -> Iterator[str]:
-    """Yield lines for people: the table of decisions, what was or would be done, what failed."""
+    """Yield lines for people: the table of decisions, then what was done, then what failed.
+
+    In a dry run what would be done stands for what was.  The last line has the totals (`_summary`).
+    """
     if result.planned:
         yield from output.aligned([HEADING, *map(_row, result.planned)])
     else:
@@ -240,7 +245,7 @@ def _lines(result: RetentionResult, *, is_dry: bool) -> Iterator[str]:
 
 
 def _row(removal: PlannedRemoval) -> list[str]:
-    """Return a decision as a row under `HEADING`."""
+    """Return a decision as a row under `HEADING`; the size is that of files and model."""
     summary, decision = removal.summary, removal.decision
     verdict: str = decision.verdict
     if decision.action == "wait" and decision.left:
@@ -255,7 +260,10 @@ def _name(removal: RetentionDecision | RemovalOutcome) -> str:
 
 
 def _summary(result: RetentionResult, *, is_dry: bool) -> str:
-    """Return a line with the number and the size of the checkpoints for each outcome."""
+    """Return a line with the number and the size of the checkpoints for each outcome.
+
+    In a dry run the outcomes are the planned actions.
+    """
     sizes: dict[str, list[int]] = {}
     for outcome in () if is_dry else result.done:
         sizes.setdefault(outcome.result, []).append(outcome.size)

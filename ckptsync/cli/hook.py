@@ -147,7 +147,10 @@ def _uninstall(args: argparse.Namespace, python: str, path: Path) -> int:
 
 
 def _refusal(path: Path, error: OSError) -> CkptsyncError:
-    """Return a failed change of a Python's packages as an error with a hint."""
+    """Return a failed change of a Python's packages as an error with a hint.
+
+    ConfigError without the right to write, or if the directory is absent; else StoreError.
+    """
     if isinstance(error, PermissionError) or not path.parent.is_dir():
         alternative = "or name the Python of an environment of your own with --python"
         hint = f"run this as the owner of that directory, {alternative}"

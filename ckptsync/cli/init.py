@@ -116,7 +116,7 @@ def _choose(args: argparse.Namespace) -> tuple[str, str, list[str]]:
 
 
 def text_of(role: str, url: str, output_dirs: list[str]) -> str:
-    """Return the text of the file: the keys without a default, and hints at others."""
+    """Return the text of the file: the keys without a default for the role, and hints at others."""
     lines = [
         "# All keys and their defaults: `ckptsync help configuration`.",
         f"roles: [{ROLES[role]}]",

@@ -87,7 +87,10 @@ def check_exists(targets: Sequence[str]) -> None:
 
 
 def _nearest_inside(targets: Sequence[str], files: Files) -> str:
-    """Return a hint at the newest checkpoint inside the only directory; empty if there is none."""
+    """Return a hint at the checkpoint with the greatest numbers inside the only directory.
+
+    "" if there is none, or for several ``targets``.
+    """
     inner = registry.inner_checkpoints(files.sizes()) if len(targets) == 1 else []
     if not inner:
         return ""

@@ -35,9 +35,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Join two locations, and print where the save lies now; return 0.
+    """Join two locations, copying files within the store, and print where the save lies; return 0.
 
-    Raises ConfigError for anything but two locations of one run.
+    Raises ConfigError for anything but two locations of one run, or if they cannot be one save;
+    Incomplete while a node uploads there; StoreError.
     """
     if len(args.targets) != 2:
         hint = "`ckptsync ls` shows which locations can be joined"

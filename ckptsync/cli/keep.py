@@ -38,7 +38,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Keep or release the checkpoint, or list the kept ones; print what has changed.
 
-    Return 0, for a list the exit code of unreadable records.  Raises ConfigError, StoreError.
+    Return 0, for a list the exit code of unreadable records.  Raises ConfigError, also if there is
+    no such checkpoint; Incomplete, with the keep written, if its removal has begun; StoreError.
     """
     if args.list:
         return _list(args)

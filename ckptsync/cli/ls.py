@@ -115,10 +115,11 @@ class Listing:
 
 @paused()
 def run(args: argparse.Namespace) -> int:
-    """List the store, or a run; with ``--watch`` again and again.
+    """List the store, or a run; return the greatest exit code of unreadable records, else 0.
 
-    Return the greatest exit code of the records that cannot be read, else 0.  Raises ConfigError,
-    StoreError.
+    With ``--watch`` list again every `EVERY` seconds: on a terminal as a `Screen`, until q (then
+    0); elsewhere, or with ``--json``, for ever.  Garbage collection is paused.  Raises ConfigError,
+    also for ``--sort loss`` or ``eval`` without a run; StoreError.
     """
     store, run_, location = store_run_location(args, only_target(args))
     if args.sort in ("loss", "eval") and not run_:
@@ -175,7 +176,11 @@ def _listing_reader(
 
 
 def _show(args: argparse.Namespace, store: Store, listing: Listing, *, in_full: bool) -> int:
-    """Print a listing, with ``in_full`` all that is known of each row; return the exit code."""
+    """Print a listing as JSON or for people, and its unreadable records; return the exit code.
+
+    With ``in_full`` read each row's records again, and print all that they say.  Lines of a run's
+    table are cut on a terminal only.  Raises StoreError.
+    """
     catalogue, running = listing.live.catalogue, listing.live.running
     faults = [fault.text for fault in catalogue.faults]
     if args.json:
@@ -206,7 +211,7 @@ def _show(args: argparse.Namespace, store: Store, listing: Listing, *, in_full: 
 
 
 def _empty_text(catalogue: Catalogue) -> str:
-    """Return why no checkpoint is listed."""
+    """Return why no checkpoint is listed: none has the status, or there is none."""
     return "no checkpoint has that status" if catalogue.shown else "no checkpoints yet"
 
 
@@ -316,7 +321,10 @@ def list_rows(
 
 
 def _model_line(store: Store, summary: Summary) -> str:
-    """Return where the model of a location is, and what it lacks to be loaded."""
+    """Return the URL of a location's model, between what it lacks to be loaded and its level.
+
+    The level is shown if it is VERIFIED; code that was left out comes last.  "" if none applies.
+    """
     model = model_url(store.url, summary) or ""
     line = f"{summary.unopenable}; {summary.supply_hint}; {model}" if summary.unopenable else model
     line += f" ({summary.proof.level})" if summary.status == "VERIFIED" else ""

@@ -71,6 +71,9 @@ def reasons(
 ) -> Iterator[str]:
     """Yield lines about a location: findings, activities of nodes, why its status is no better.
 
+    Activities replace those reasons where they explain them; ``model`` does, or what the model
+    lacks, if it has one.  Doubts, newer saves and other parts of the save follow.
+
     Args:
         url: the store.
         s: the location.
@@ -105,7 +108,7 @@ def reasons(
 
 
 def has_model(s: Summary) -> bool:
-    """Return whether a location's model stands for the reasons of its status."""
+    """Return whether a location has a model and is VERIFIED or CONSOLIDATED."""
     return s.status in ("VERIFIED", "CONSOLIDATED") and s.consolidated
 
 
@@ -126,7 +129,10 @@ def sibling_line(url: str, run: str, location: str, sibling: Sibling) -> str:
 
 
 def _model(s: Summary) -> str:
-    """Return the column MODEL of a location, one of `MODELS`."""
+    """Return the column MODEL, one of `MODELS`: "none" if it is retired or has no model.
+
+    "damaged" if files are suspect; else "no config" if it cannot be loaded, or "opens".
+    """
     if s.retired or not s.consolidated:
         return "none"
     if s.suspects:
@@ -135,7 +141,7 @@ def _model(s: Summary) -> str:
 
 
 def _resume(s: Summary) -> str:
-    """Return whether a training can resume from a location, as "yes" or "no"."""
+    """Return "yes" if a training can resume from a location; "no" also if shards are retired."""
     return "yes" if s.resume and not (s.retired or s.shards_retired) else "no"
 
 
@@ -161,7 +167,10 @@ RUN_HEADING = (*map(str.upper, SORT), "REASON")
 
 
 def list_rows_of_run(rows: Sequence[Row], now: float) -> tuple[list[str], list[list[str]]]:
-    """Return a heading, and the rows of a run; at most `METRICS` metrics stand before SIZE."""
+    """Return a heading, and the rows of a run, in the given order.
+
+    Before SIZE stand the first `METRICS` by name of the metrics that events measured.
+    """
     names = sorted({name for row in rows for name, _ in row.summary.metrics})
     index, names = RUN_HEADING.index("SIZE"), names[:METRICS]
     measured = [dict(row.summary.metrics) for row in rows]
@@ -173,7 +182,7 @@ def list_rows_of_run(rows: Sequence[Row], now: float) -> tuple[list[str], list[l
 
 
 def list_row(row: Row, now: float) -> list[str]:
-    """Return a location as cells under `RUN_HEADING`, with the first of its reasons."""
+    """Return a location as cells under `RUN_HEADING`, with its first reason; `NONE` if unknown."""
     s = row.summary
     return [
         _step(s),
@@ -196,14 +205,14 @@ def _step(s: Summary) -> str:
 
 
 def _number(value: float | None) -> str:
-    """Return a number with four digits; `NONE` if it is not known."""
+    """Return a number with four significant digits; `NONE` if it is not known."""
     return NONE if value is None else f"{value:.4g}"
 
 
 def curve_line(curves: Mapping[str, Curve], encoding: str | None, cells: int = CELLS) -> list[str]:
-    """Return the loss over steps in one line.
+    """Return one line with the sparkline of the loss, its first and last value, and the steps.
 
-    Return no line for less than two points, or if ``encoding`` has no blocks.
+    Return [] for less than two known losses, or if ``encoding`` has no blocks.
     """
     points = curves.get("loss", [])
     numbers = [value for _, value in points if value is not None]
@@ -219,7 +228,11 @@ def curve_line(curves: Mapping[str, Curve], encoding: str | None, cells: int = C
 
 
 def sparkline(points: Curve, cells: int) -> str:
-    """Return ``cells`` blocks, each as high as the mean of its points; blank if none is finite."""
+    """Return at most ``cells`` blocks, one a point if there are fewer points.
+
+    Each is as high as the mean of its points between the least and the greatest mean, and blank if
+    none is known.  At least one point must be known.
+    """
     cells, means = min(cells, len(points)), []
     for i in range(cells):
         cell_points = points[i * len(points) // cells : (i + 1) * len(points) // cells]
@@ -238,7 +251,8 @@ def sparkline(points: Curve, cells: int) -> str:
 def full_lines(url: str, row: Row, details: Mapping[str, Any], now: float) -> Iterator[str]:
     """Yield all that is known of a location as lines, and the next command.
 
-    ``details``: the result of `read_details`.
+    ``details``: the result of `read_details`.  Empty facts are left out.  At most `MOST` files are
+    listed, those that are not stored first.
     """
     s, model = row.summary, model_url(url, row.summary)
     ranks = dict(s.ranks)
@@ -304,7 +318,10 @@ def _time(moment: float, now: float) -> str:
 
 
 def next_command(url: str, s: Summary) -> str:
-    """Return the command that helps most: it joins, repairs, verifies, pulls or watches."""
+    """Return the command that helps most: ``join`` if a sibling certainly is of the same save.
+
+    Else it depends on the status: ``ls --watch``, ``repair``, ``verify``, ``pull``, or ``status``.
+    """
     target = f"{s.run}/{s.location}"
     for sibling in s.siblings:
         if not sibling.against:

@@ -365,7 +365,8 @@ def _describe_change(
 ) -> dict[str, Any]:
     """Return how many modules and tensors adapters change.
 
-    With ``totals``, also the relative norm of the change, in all and by group of layers.
+    With ``totals``, also the relative norm of the change: in all (None if it is not known), and by
+    group of layers, without groups where it is not known.
     """
     counts: dict[str, Any] = {
         "adapters": len(prepared.request.sources),

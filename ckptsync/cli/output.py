@@ -69,7 +69,7 @@ def describe_error(error: CkptsyncError) -> dict[str, Any]:
 
 
 def as_document(value: Mapping[str, Any], exit_code: int = 0) -> dict[str, Any]:
-    """Return a result as commands print it: with `FORMAT` and an exit code, if it has none."""
+    """Return a result after `FORMAT` and an exit code; its own keys of those names win."""
     return {"format": FORMAT, "exit_code": exit_code, **value}
 
 
@@ -164,7 +164,7 @@ def print_lines(lines: Iterable[str]) -> None:
 
 
 def paint(line: str) -> str:
-    """Return a line with its first word of `COLOURS` in colour.
+    """Return a line with the first word of `COLOURS` that it has in colour, in that order.
 
     Return it unchanged if stdout is no terminal, or the user wants no colours.
     """

@@ -183,7 +183,10 @@ def _plan_upload(
     node: str,
     selection: Selection,
 ) -> _PlannedUpload:
-    """Return the plan of a directory's upload, and what of it is left out.  Raises ConfigError."""
+    """Return the plan of a directory's upload, and what of it is left out; upload nothing.
+
+    Of several directories the left-out entries are named with theirs.  Raises ConfigError.
+    """
     offer = find_offer(directory, runs, args.name, url)
     try:
         name = checked_run(args.run or offer.run)
@@ -231,7 +234,7 @@ def _checked_node(node: str | None) -> str:
 
 
 def _checked_globs(flag: str, globs: list[str] | None) -> tuple[str, ...]:
-    """Return the globs of an option, which are relative.  Raises ConfigError."""
+    """Return the globs of an option.  Raises ConfigError for an empty or absolute one."""
     for glob in globs or ():
         if not glob or glob.startswith("/"):
             why = f"{flag}: {glob!r} is not a glob of files in a checkpoint"
@@ -299,7 +302,10 @@ def _show(
 
 
 def _how_to_upload(args: argparse.Namespace, left_out: Sequence[str]) -> str:
-    """Return how to upload files beside checkpoints: the command for the first directory."""
+    """Return how to upload files beside checkpoints: the command for the first directory.
+
+    Without a directory in ``left_out`` it is advice to make one.
+    """
     folder = next((name for name in left_out if name.endswith("/")), None)
     if folder is None:
         return "to upload such files, move them into a directory, and push it with --as NAME"

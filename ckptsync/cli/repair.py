@@ -93,7 +93,7 @@ class RepairOutcome:
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether a node may still upload a file that is damaged or missing."""
+        """Return whether nothing is lost or failed, and a node or a later run must act first."""
         return not self.error and (self.remaining or self.plan).exit_code == 3
 
 
@@ -150,9 +150,10 @@ def _run(args: argparse.Namespace, progress: Progress) -> int:
 def _plans_by_reading(
     args: argparse.Namespace, repairs: StoreRepairs, run_: str, location: str
 ) -> list[RepairPlan]:
-    """Verify a location, print and write the reports, and return its plan, if it has damage.
+    """Verify a location, print and write the reports, and return its plan, [] without damage.
 
-    With ``--dry-run`` no report is written; the plan is made as if it were.  Raises StoreError.
+    With ``--dry-run`` no report is written; the plan is made as if it were.  Raises ConfigError if
+    the store has nothing of it, Incomplete if it changed meanwhile, StoreError.
     """
     plans = []
     for report, news in repairs.verify(run_, location):
@@ -173,7 +174,10 @@ def _plans_by_reading(
 
 
 def _show(plans: Sequence[RepairPlan]) -> None:
-    """Print each plan: the damaged files, what is done about each, and what is lost."""
+    """Print each plan: the damaged files, what is done about each, and what is lost.
+
+    Without a plan print that no damage is known, and how to look for it.
+    """
     for plan in plans:
         say(f"{plan.run}/{plan.location}")
         for part in plan.parts:
@@ -196,9 +200,10 @@ class StoreRepairs:
     progress: Progress
 
     def list_plans(self, run_: str, location: str) -> list[RepairPlan]:
-        """Return the plans of damaged locations: of all, of a run, or the one that is named.
+        """Return the plans of damaged locations, sorted: of all, of a run, or of the one named.
 
-        Raises ConfigError if the store has no such run or location.
+        Damage is what reports and listings show; files are not read.  Raises ConfigError if the
+        store has no such run or location, StoreError.
         """
         states, state = self._read_node_states(), read_state(self.store, run_)
         names = {
@@ -235,10 +240,11 @@ class StoreRepairs:
     def verify(
         self, run_: str, location: str, level: Level | None = None
     ) -> Iterator[tuple[Report, Report | None]]:
-        """Verify a location; yield each report, and the one to write (None if nothing is new).
+        """Verify a location, lazily; yield its report, and the one to write (None if no news).
 
         If ``level`` is None, take digest, or the deepest level at which damage was reported.
-        Writes nothing.  Raises StoreError.
+        Writes nothing.  Raises ConfigError if the store has nothing of it, Incomplete if it changed
+        meanwhile, Unsupported, StoreError.
         """
         levels: list[Level] = [level or "digest"]
         location_state = read_state(self.store, run_).of(run_, location)
@@ -255,7 +261,7 @@ class StoreRepairs:
     def _verify_and_report(self, plan: RepairPlan, level: Level | None = None) -> None:
         """Verify a location, and write its new reports; do nothing if the store has nothing of it.
 
-        Raises StoreError.
+        Raises as `verify`.
         """
         state = read_state(self.store, plan.run)
         if not (state.of(plan.run, plan.location) or state.faults_of(plan.run, plan.location)):
@@ -338,7 +344,10 @@ class StoreRepairs:
 def _plan_of(
     state: StoreState, run_: str, location: str, node_states: Mapping[str, NodeState]
 ) -> RepairPlan:
-    """Return the plan of a location, without parts if it is gone or unreadable."""
+    """Return the plan of a location; without parts if it is gone.
+
+    Of an unreadable one it has only the parts of its unreadable records.
+    """
     location_state = _find_readable(state, run_, location)
     return plan_repair(
         state, run_, location, _findings(location_state) if location_state else (), node_states
@@ -348,7 +357,7 @@ def _plan_of(
 def _findings(location_state: LocationState) -> tuple[VerifyFinding, ...]:
     """Return the damage of reports, and files that a listing shows missing or of another size.
 
-    Return none for a retired location, or one in conflict.
+    A reported file is not named twice.  Return none for a retired location, or one in conflict.
     """
     if location_state.conditions.retired or location_state.conditions.conflict:
         return ()
@@ -367,7 +376,7 @@ def _names(findings: Iterable[VerifyFinding]) -> set[str]:
 
 
 def _with_report(location_state: LocationState, news: Report) -> LocationState:
-    """Return a location as if a report were its newest."""
+    """Return a copy of a location as if ``news`` were its newest report."""
     last_number = max((report.n for report in location_state.records.reports.values()), default=0)
     reports = {**location_state.records.reports, "dry run": replace(news, n=last_number + 1)}
     new_proof = proof(

@@ -43,7 +43,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Ask unless ``--yes``, delete the checkpoint, and print what was deleted; return 0.
 
-    Raises ConfigError if the checkpoint is protected, or the user does not confirm.
+    With ``--dry-run`` only print it.  Raises ConfigError if there is no such checkpoint, it is
+    protected, or the user does not confirm; Incomplete if it was not wholly deleted; StoreError.
     """
     store, path = store_and_name(args, only_target(args, CHECKPOINT, is_needed=True))
     run_, location = run_and_location(path)
@@ -67,6 +68,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _is_confirmed(question: str) -> bool:
-    """Return whether the user answers yes on the terminal.  Raises ConfigError without one."""
+    """Return whether the user types y or yes on the terminal; wait without limit.
+
+    Raises ConfigError if there is no terminal.
+    """
     refusal = ConfigError(f"{question}: nobody can be asked here", hint="give --yes")
     return (ask(f"{question}? [yes/no] ", refusal) or "").lower() in ("y", "yes")

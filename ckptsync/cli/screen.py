@@ -59,9 +59,10 @@ class Screen(logging.Handler, Generic[T]):
         self._draw: Callable[[], None] = lambda: None
 
     def run(self) -> int:
-        """Draw every `EVERY` seconds until the user presses q, then return 0.
+        """Read and draw every `EVERY` seconds until the user presses q, then return 0.
 
-        Replaces the handlers of the root logger.  Raises CkptsyncError if the first reading fails.
+        Replaces the handlers of the root logger for good.  Raises CkptsyncError if the first
+        reading fails.
         """
         from rich.live import Live
 
@@ -76,7 +77,10 @@ class Screen(logging.Handler, Generic[T]):
                     return 0
 
     def refresh(self) -> None:
-        """Read the store; keep an error for the warning, but raise that of the first reading."""
+        """Read the store into ``shown``; keep an error in ``reason``.
+
+        While nothing was ever read, the error is raised instead.
+        """
         try:
             self.shown = self._read()
         except CkptsyncError as e:
@@ -92,7 +96,11 @@ class Screen(logging.Handler, Generic[T]):
         self._draw()
 
     def draw_text(self) -> Text:
-        """Return the text to draw: at most as many lines as the terminal has."""
+        """Return the text to draw: a warning if need be, then the last lines, or "reading ...".
+
+        The warning comes after an error or a log message, or `LATE` seconds without an answer.
+        Lines below the terminal's end are left out, and the last line says how many.
+        """
         from rich.text import Text
 
         size, age = shutil.get_terminal_size(), time.monotonic() - self._last
@@ -113,7 +121,7 @@ class Screen(logging.Handler, Generic[T]):
 
 
 def _is_in_background(fd: int) -> bool:
-    """Return whether this process is in the background, and may not change its terminal."""
+    """Return whether this process is in the background; False for another session's terminal."""
     try:
         return os.tcgetpgrp(fd) != os.getpgrp()
     except OSError:  # another session's terminal
@@ -124,7 +132,8 @@ def _is_in_background(fd: int) -> bool:
 def _waiting_for_q() -> Iterator[Callable[[float], bool]]:
     """Give a function that waits a number of seconds, and returns True at once if q is pressed.
 
-    Within the block the terminal passes each key on; without a terminal the function only waits.
+    Else it returns False after them.  Within the block the terminal passes each key on; its
+    settings are restored.  Without a terminal, or in the background, the function only waits.
     """
     fd = sys.stdin.fileno() if sys.stdin and sys.stdin.isatty() else -1
     if fd < 0 or _is_in_background(fd):
@@ -209,9 +218,10 @@ def narrowed(
 
 
 def table(heading: Sequence[str], rows: Sequence[Row], width: int) -> Iterator[str]:
-    """Yield the lines of a table; cut the first column to fit ``width``.
+    """Yield the lines of a table; cut the first column to fit ``width``, others at `WIDEST`.
 
-    At most `MOST` rows are shown; a last line says how many more there are.
+    At most `MOST` rows are shown; a last line says how many more there are.  A row that is still
+    too wide, and each line below a row, is wrapped.
     """
     shown = [(name, *(cut(cell, WIDEST) for cell in cells)) for (name, *cells), _ in rows[:MOST]]
     shown = [tuple(heading), *shown]

@@ -121,9 +121,9 @@ class InstallPlan:
 
 
 def _install(args: argparse.Namespace) -> int:
-    """Write the files of the plan, unless it is a dry run, and print it; return 0.
+    """Write, replace or remove the plan's files, unless it is a dry run, and print it; return 0.
 
-    Raises ConfigError, also without the right to write.
+    Absent directories are made.  Raises ConfigError, also without the right to write.
     """
     plan = _user_plan(args) if args.user else _system_plan(args)
     for file in () if args.dry_run else plan.files:
@@ -146,10 +146,12 @@ def _install(args: argparse.Namespace) -> int:
 
 
 def _system_plan(args: argparse.Namespace) -> InstallPlan:
-    """Return the plan for the machine's systemd.
+    """Return the plan for the machine's systemd; write nothing.
 
-    Raises ConfigError for a configuration that the unit does not read, for a user that does not
-    exist, and, unless it is a dry run, for a directory that does not exist.
+    Without ``-c`` the configuration is that of ``--as``, else of ``$SUDO_USER``, else of "train".
+    Raises ConfigError for ``--as`` without the role worker, a configuration that the unit does not
+    read, a user that does not exist, a file that another program wrote, and, unless it is a dry
+    run, for a directory that does not exist.
     """
     default = args.train or os.environ.get("SUDO_USER") or "train"
     source = Path(args.config or CONFIGS / f"{default}.yaml").absolute()
@@ -164,8 +166,8 @@ def _system_plan(args: argparse.Namespace) -> InstallPlan:
     try:
         pwd.getpwnam(user)
     except KeyError:
-        make = f"useradd --system --user-group {user}"
-        hint = f"{source} is named after the user who trains" if is_worker else make
+        add_user = f"useradd --system --user-group {user}"
+        hint = f"{source} is named after the user who trains" if is_worker else add_user
         raise ConfigError(f"{user}: there is no such user", hint=hint) from None
     writable = _list_writable(config)
     absent = [path for path in writable if not Path(path).is_dir()]
@@ -195,7 +197,11 @@ def _system_plan(args: argparse.Namespace) -> InstallPlan:
 
 
 def _user_plan(args: argparse.Namespace) -> InstallPlan:
-    """Return the plan for a user's own systemd.  Raises ConfigError."""
+    """Return the plan for a user's own systemd; write nothing.
+
+    Raises ConfigError for ``--as``, a configuration that the unit does not read, a file that
+    another program wrote, and as `_own_folder`.
+    """
     home = _own_folder()
     if args.train:
         raise ConfigError(_OF_ONE_USER, hint="leave --as out, or leave out --user")
@@ -229,7 +235,8 @@ def _own_folder() -> Path:
 def variables(source: Path) -> Mapping[str, str]:
     """Return the variables of the ``.env`` file beside a configuration; none if it is unreadable.
 
-    systemd gives the service these, and not the variables of this shell.
+    systemd gives the service these, and not the variables of this shell.  Quotes around values are
+    removed; comments and lines without ``=`` are passed over.
     """
     try:
         content = read_named(f"{str(source).removesuffix('.yaml')}.env", LIMIT)
@@ -291,7 +298,10 @@ def _list_edits(config: Config, unit: str, writable: list[str]) -> list[str]:
 
 
 def _program_path() -> str:
-    """Return the path of the running program.  Raises ConfigError if no unit can name it."""
+    """Return the absolute path of the running ``ckptsync``, or of that beside the interpreter.
+
+    Raises ConfigError if it is not executable, or has characters that no unit can have.
+    """
     program = Path(shutil.which(sys.argv[0]) or sys.argv[0])
     beside = Path(sys.executable).with_name("ckptsync")
     path = str((program if program.name == "ckptsync" else beside).absolute())
@@ -380,7 +390,8 @@ def _unit_folders() -> list[Path]:
 def _read_unit(path: Path) -> str | None:
     """Return the text of a file; None if there is none, "" for a directory.
 
-    Raises ConfigError without the right to read it.
+    Bytes that are no UTF-8 are replaced.  Raises ConfigError without the right to read it, else
+    OSError.
     """
     try:
         with _permissions_hinted(path):
@@ -409,9 +420,9 @@ def _uninstall(args: argparse.Namespace) -> int:
     """
     folder, unit, files, kept_lines = _find_installed(args)
     texts = {path: text for path in files if (text := _read_unit(path)) is not None}
-    ours = [path for path, text in texts.items() if _MARK in text]
+    own_files = [path for path, text in texts.items() if _MARK in text]
     kept_lines = [
-        *(f"{p}: was not written by this command" for p in texts if p not in ours),
+        *(f"{p}: was not written by this command" for p in texts if p not in own_files),
         *kept_lines,
     ]
     operator_files = sorted(
@@ -425,7 +436,7 @@ def _uninstall(args: argparse.Namespace) -> int:
     if enabled and not args.dry_run:
         why = f"{enabled[0]}: the service is enabled, and may be running"
         raise ConfigError(why, hint=f"{disable}, then try again")
-    for path in () if args.dry_run else ours:
+    for path in () if args.dry_run else own_files:
         with _permissions_hinted(path):
             path.unlink()
             if path.parent.name.endswith(".service.d") and not any(path.parent.iterdir()):
@@ -433,12 +444,14 @@ def _uninstall(args: argparse.Namespace) -> int:
     notes = []
     if enabled:  # only in a dry run
         notes.append(f"{unit} is enabled: {disable} comes first")
-    if not ours:
+    if not own_files:
         notes.append(f"{folder}: holds nothing of {unit} that this command wrote")
     elif not enabled and not args.dry_run:
         notes.append(f"if {unit} is running, it keeps running until {systemctl} stop {unit}")
     notes.append("configurations, spools (_ckptsync) and the store were not changed")
-    output.print_removal(args, ours, kept_lines, notes, [f"{systemctl} daemon-reload"], unit=unit)
+    output.print_removal(
+        args, own_files, kept_lines, notes, [f"{systemctl} daemon-reload"], unit=unit
+    )
     return 0
 
 

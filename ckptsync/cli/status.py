@@ -79,11 +79,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the overview; with ``--watch`` again and again, until q or an interrupt.
+    """Print the overview, or write it to a ``--html`` file; return unreadable records' code or 0.
 
-    Return the exit code of unreadable records; with ``--check`` 10 for damage, 1 for any other
-    alarm. With ``--html`` write the file. Raises ConfigError, StoreError; CkptsyncError if it
-    cannot.
+    With ``--check`` return 10 for damage, 1 for any other alarm, else 0.  With ``--watch`` print
+    every `EVERY` seconds: on a terminal until q (then 0), elsewhere, or with ``--json``, for ever.
+    Raises ConfigError, StoreError; CkptsyncError if the file cannot be written.
     """
     store, run_, location = store_run_location(args, only_target(args, "RUN"))
     if location:
@@ -123,7 +123,8 @@ def run(args: argparse.Namespace) -> int:
 def _write_html(store: Store, overview: Overview, path: Path) -> None:
     """Write the page to a file, whole or not at all, in place of one that exists.
 
-    Reads the store.  Raises ConfigError for a directory, StoreError, CkptsyncError.
+    Writes ``PATH.part`` first, and deletes it after an error.  Reads the store.  Raises ConfigError
+    for a directory, StoreError, CkptsyncError if it cannot be written.
     """
     from ckptsync.web.documents import Documents
     from ckptsync.web.html_file import html_file
@@ -147,7 +148,11 @@ def alarm_lines(overview: Overview) -> list[str]:
 
 
 def overview_lines(overview: Overview, width: int = WIDE) -> list[str]:
-    """Return an overview as lines of at most ``width`` columns, which is at least `NARROWEST`."""
+    """Return an overview as lines of at most ``width`` columns, which is at least `NARROWEST`.
+
+    Runs are listed newest first.  Nodes that do not answer come first, then those with errors, and
+    stopped ones last.
+    """
     urgent = sorted(
         overview.nodes,
         key=lambda n: (n.state == "stopped", n.state == "alive", not n.errors, n.name),
@@ -198,7 +203,10 @@ def _counts(overview: Overview) -> str:
 
 
 def _node_row(node: Node) -> Row:
-    """Return a node under `NODES`; below it disks, errors and notes, unless it is stopped."""
+    """Return a node under `NODES`; below it disks, errors and notes, unless it is stopped.
+
+    At most `MOST` disks, and three errors and notes each.
+    """
     rate = sum(p.rate for p in node.running if p.is_moving)
     cells = [
         node.name,
@@ -229,7 +237,8 @@ def _run_row(
 ) -> Row:
     """Return a run under `RUNS`, and below it what is unverified, on its way or incomplete.
 
-    ``described``: (run, location) of which other lines say what nodes do.
+    Of uploads and incomplete locations the last three each; ``described``: (run, location) to leave
+    out there, since other lines say what nodes do.
     """
     newest, total = status.newest, sum(status.checkpoints.values())
     cells = [

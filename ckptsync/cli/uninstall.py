@@ -154,7 +154,7 @@ def _remove(path: Path) -> None:
 
 
 def _remove_program() -> str:
-    """Return the command that removes the program itself, by how it was installed."""
+    """Return the command that removes the program: rm of the zipapp, uv, pipx, or pip."""
     environment = Path(sys.prefix)
     if zipfile.is_zipfile(sys.argv[0]):
         return shlex.join(["rm", str(Path(sys.argv[0]).absolute())])

@@ -173,7 +173,10 @@ def _show(report: Report, store: Store | None) -> None:
 def _print_errors(
     args: argparse.Namespace, stopped: Stopped, unwritten: dict[str, StoreError]
 ) -> None:
-    """Print targets that could not be verified, and stores that refused reports, on stderr."""
+    """Print targets that could not be verified, and stores that refused reports, on stderr.
+
+    Refused reports are left out with ``--json``, errors of targets with ``--progress``.
+    """
     for url, refusal in () if args.json else unwritten.items():
         say(f"ckptsync: warning: the findings were not recorded: {refusal}", to_stderr=True)
         reason = "`ls`, `repair` and the workers act on recorded findings only"
@@ -243,7 +246,10 @@ def _resolve(args: argparse.Namespace, target: str, access: Access) -> InStore |
 
 
 def _parse_sample(text: str | None) -> Sample | None:
-    """Return the random sample of ``--sample PERCENT``; None without it.  Raises ConfigError."""
+    """Return the sample of ``--sample PERCENT``, seeded by the clock; None without it.
+
+    Raises ConfigError unless it is above 0 and at most 100.
+    """
     if text is None:
         return None
     try:
@@ -296,7 +302,10 @@ def describe_report(report: Report) -> dict[str, Any]:
 
 
 def report_lines(report: Report) -> Iterator[str]:
-    """Yield a report as lines for people: verdict, findings, and what each level has read."""
+    """Yield a report as lines for people: verdict, findings, and what each level has read.
+
+    The last only if there are more than two readings; level stat is left out.
+    """
     name = f"{report.run}/{report.location}" if report.run else report.location
     incomplete = "INCOMPLETE" if report.run else "incomplete"
     verdict = {"ok": "ok", "damaged": "DAMAGED"}.get(report.verdict, incomplete)
