@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync.catalogue.cached import Cache, read_catalogue
-from ckptsync.catalogue.location_summary import Summary
+from ckptsync.catalogue.location_summary import Proven, Summary
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.errors import Corrupt, Incomplete, StoreError
 from ckptsync.head.gc import (
@@ -39,6 +39,7 @@ from tests.support.crashing_store import Crash, Dying
 from tests.support.exhaustive import EVERY_OTHER
 from tests.support.filled_stores import entry, put
 from tests.support.retention_stores import FIRST, fill, mark
+from tests.support.retention_stores import seen as a_summary
 
 HOUR = 3600
 
@@ -161,6 +162,17 @@ def test_a_damaged_event_keeps_what_it_may_have_measured_to_be_the_best() -> Non
     assert outcomes(apply_retention(store, best)) == []
     store.delete(names["checkpoint-1"])
     assert outcomes(apply_retention(store, best)) == [("checkpoint-1", "marked")]
+
+
+@pytest.mark.parametrize("late", ["arrived", "merged", "verified", ""])
+def test_an_event_may_still_measure_what_came_after_the_last_that_it_measured(late: str) -> None:
+    times = {"arrived": 1.0, "merged": 1.0, "verified": 1.0, late: 9.0}
+    proof = Proven(holds=True, first=times["verified"])
+    arrived, merged = times["arrived"], times["merged"]
+    last = a_summary(1, manifests=(), arrived=arrived, merged=merged, proof=proof)
+    measured = a_summary(2, at=5.0, metrics=(("acc", 0.9),))
+    values = TrainerMetrics(MemoryStore()).values([last, measured], "acc")
+    assert values == {"checkpoint-2": 0.9, **({"checkpoint-1": None} if late else {})}
 
 
 def test_shards_go_while_the_model_stays_verified_and_cannot_be_resumed_from() -> None:

@@ -158,7 +158,8 @@ def test_other_bytes_are_copied_from_a_verified_checkpoint_alone(
     finding = VerifyFinding(kind, f"{LOCATION}/b.bin", "")
     damaged = next(s for s in read_state(store).locations if s.location == LOCATION)
     put(store, report_on(damaged, 9, "damaged", [finding], "load"))
-    plan = plan_repair(read_state(store), "run", LOCATION, [finding], {})
+    later = VerifyFinding("load", finding.name, "also says what its bytes mean")
+    plan = plan_repair(read_state(store), "run", LOCATION, [finding, later], {})
     assert [part.how for part in plan.parts] == [how]
 
 

@@ -21,6 +21,7 @@ import ckptsync
 from ckptsync.checkpoint_dirs import CheckpointDir, output_dirs_of
 from ckptsync.errors import CkptsyncError, ConfigError, Incomplete
 from ckptsync.hooks import mark_saved as marking
+from ckptsync.hooks import process_group
 from ckptsync.hooks.mark_saved import Marker, find_home
 from ckptsync.hooks.process_group import Rank
 from ckptsync.hooks.rank_markers import HookLog
@@ -146,6 +147,19 @@ def test_one_rank_speaks_for_all_where_the_process_group_has_no_store(
     (tmp_path / "model.safetensors").write_text("x")
     with pytest.raises(ConfigError, match="a final model is complete only after all ranks"):
         ckptsync.mark_saved(tmp_path, strict=True)
+
+
+def test_a_rank_that_finds_nothing_there_tells_the_others_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = Table()
+    monkeypatch.setattr(process_group, "first_word", lambda _: "train")
+    monkeypatch.setattr(process_group, "exchange", lambda *words: table.meet(*words[:3]))
+    for rank in (1, 0):
+        monkeypatch.setattr(marking, "_markers", {})  # of another process
+        monkeypatch.setattr(marking, "this_rank", lambda r=rank: Rank(r, 2, can_meet=True))
+        path = saved(tmp_path) if rank == 0 else tmp_path / "checkpoint-5"
+        assert ckptsync.mark_saved(path, strict=True) == (rank == 0)
 
 
 def test_a_link_to_a_checkpoint_is_that_checkpoint(tmp_path: Path) -> None:

@@ -69,17 +69,18 @@ def test_a_child_that_somebody_else_kills_is_no_damage_and_another_is_started(
             assert "memory" in raised.value.hint
 
 
-def test_a_child_that_hangs_is_ended_and_shows_life_until_then(
+def test_a_child_that_hangs_shows_life_until_it_is_ended_and_another_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(level_load, "_GRACE", 0)
     monkeypatch.setattr(level_load, "_SLICE", 0.01)
     told: list[int] = []
-    with (
-        child(tmp_path, "echo ready x >&0; exec sleep 100", told) as asked,
-        pytest.raises(Died, match="not done in 1 s"),
-    ):
-        asked.ask(REQUEST | {"wall": 1})
+    program = "echo begun >> $0.log; echo ready x >&0; exec sleep 100"
+    with child(tmp_path, program, told) as asked:
+        for _ in range(2):
+            with pytest.raises(Died, match="not done in 1 s"):
+                asked.ask(REQUEST | {"wall": 1})
+    assert (tmp_path / "python.log").read_text() == "begun\n" * 2, "its late answer is to nobody"
     assert len(told) > 2
     assert set(told) == {0}
 
