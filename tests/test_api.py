@@ -82,8 +82,12 @@ def test_what_is_pushed_is_listed_and_comes_back(tmp_path: Path) -> None:
     assert {name for name in names if name.startswith("rng_state")} == {"rng_state_1.pth"}
     with pytest.raises(Incomplete):
         api.pull("r", tmp_path / "again", store)
-    (weights,) = api.push(DATA / "fsdp2/node0", tmp_path / "w", send_files="weights")
+    for n in (1, 0):
+        source = DATA / f"fsdp2/node{n}"
+        (weights,) = api.push(source, tmp_path / "w", run="w", node=f"n{n}", send_files="weights")
     assert "optimizer_0/__0_0.distcp" in weights.left_out
+    assert {c.status for c in api.list_checkpoints(tmp_path / "w")} == {"COMPLETE"}
+    assert api.resume_step(tmp_path / "w", "w", trust="complete") is None, "weights alone"
     model = api.pull("fsdp2", tmp_path / "m", make(tmp_path / "verified"), consolidated=True)
     assert (model.directory, model.status) == (tmp_path / "m", "VERIFIED")
     assert len(api.inspect(model.directory).sources[0].tensors) == 21

@@ -58,6 +58,12 @@ def test_times_are_the_stores() -> None:
     two_nodes(store)
     first, second = (e.mtime for e in store.names("run/.ckptsync/"))
     assert (short(store).first_arrival, short(store).arrived) == (first, second)
+    found = read_state(store).locations[0]
+    put(store, report_on(found, 1, "ok", []))
+    for stored in found.manifests:
+        store.write(stored.name, [read_all(store, stored.name)])
+    report, *again = sorted(e.mtime for e in store.names("run/.ckptsync/"))
+    assert (short(store).first_arrival, short(store).arrived) == (report, again[-1])
 
 
 def test_damage_is_told_as_it_was_found_and_whether_the_file_came_again() -> None:

@@ -28,6 +28,7 @@ from ckptsync.records.event_record import EventRecord
 from ckptsync.records.io import append_record
 from ckptsync.records.manifest_groups import Sibling
 from ckptsync.records.weights_record import ModelValues
+from ckptsync.status import location_details
 from ckptsync.status.alarms import Alarm
 from ckptsync.status.live_catalogue import LiveCatalogue, NodeProgress
 from ckptsync.status.location_details import commands, describe_progress, read_details
@@ -157,7 +158,9 @@ def test_a_metric_of_an_event_counts_and_hides_no_fact(said: Said, tmp_path: Pat
     assert lines["metrics"] == "a 0.5, model 8, status 7"
 
 
-def test_what_is_damaged_is_said_with_its_bytes(named: Path, cli: Cli) -> None:
+def test_what_is_damaged_is_said_with_its_bytes(
+    named: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flip(make(named) / "fsdp2" / SHARD)
     cli("verify", "fsdp2", code=10)
     lines = cli("ls", "fsdp2/checkpoint-4").out.splitlines()
@@ -167,6 +170,9 @@ def test_what_is_damaged_is_said_with_its_bytes(named: Path, cli: Cli) -> None:
     store = open_store(str(named))
     details = read_details(store, read_catalogue(store, run="fsdp2").summaries[0])
     assert [report["verdict"] for report in details["reports"]] == ["damaged", "ok"]
+    monkeypatch.setattr(location_details, "FILES", 2)
+    some = read_details(store, read_catalogue(store, run="fsdp2").summaries[0])
+    assert (some["files"], some["files_total"]) == (details["files"][:2], len(details["files"]))
 
 
 def test_what_only_a_node_knows_has_no_files_and_no_losses_yet(tmp_path: Path) -> None:

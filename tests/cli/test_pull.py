@@ -77,6 +77,8 @@ def test_damage_is_not_given_and_says_what_is_missing(made: Path, tmp_path: Path
     words = ("fsdp2/latest", tmp_path / "out", "--store", store)
     said = told(cli, *words, code=10)
     assert list(said["failed"]) == ["pytorch_model_fsdp_0/__0_0.distcp"]
+    verify = f"`ckptsync verify fsdp2/checkpoint-4 --store {store}` records the damage; then "
+    assert any(note.startswith(verify) for note in said["notes"])
     assert not (tmp_path / "out/checkpoint-4").exists()
     out = cli("pull", *words, code=10).out
     assert "failed: pytorch_model_fsdp_0/__0_0.distcp" in out

@@ -242,9 +242,14 @@ def test_root_asks_for_the_users_whose_directories_they_are(tmp_path: Path) -> N
     (tmp_path / "everybodys").chmod(0o777)
     (tmp_path / "team").chmod(0o777)
     (tmp_path / "team/theirs").mkdir()
-    runs = [RunConfig(f"{tmp_path}/*"), RunConfig(f"{tmp_path}/*/out")]
+    (tmp_path / ".of-root/a/theirs").mkdir(parents=True)
+    os.chown(tmp_path / ".of-root/a/theirs", 12345, 12345)
+    runs = [RunConfig(f"{tmp_path}/{glob}") for glob in ("*", "*/out", ".of-root/*/t*")]
     found = output_directories(runs, "/store", [tmp_path / "team/out"], as_owner=True)
-    assert [r.name for r in found.runs] == ["private"]
+    assert [r.path for r in found.runs] == [
+        f"{tmp_path}/.of-root/a/theirs",
+        f"{tmp_path}/private",
+    ]
     assert {hint.partition(",")[0] for hint in found.unsafe.values()} == {
         f"chmod o-w {tmp_path}/everybodys",
         f"chmod o-w {tmp_path}/team",

@@ -434,8 +434,8 @@ def test_what_this_user_cannot_reach_is_found_and_said_in_our_words(
 
 
 def test_a_password_in_a_stores_url_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in ([], ["--publish"], ["--nodes"]):
-        assert main(["doctor", "--json", *words, "--store", "s3://me:s3cret@bucket"]) == 2
+    for words in ([], ["--store"], ["--publish", "--store"], ["--nodes", "--store"]):
+        assert main(["doctor", "--json", *words, "s3://me:s3cret@bucket"]) == 2
         told = capsys.readouterr()
         assert "s3cret" not in told.out + told.err
 

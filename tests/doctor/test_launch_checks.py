@@ -206,3 +206,4 @@ def test_loopback_is_for_nodes_of_one_machine_only() -> None:
     assert gloo == ["fail interface-loopback GLOO_SOCKET_IFNAME"]
     leaves_lo = planted(variables={"NCCL_SOCKET_IFNAME": "^docker0"})
     assert leaves_lo == ["warn interface-loopback NCCL_SOCKET_IFNAME"]
+    assert planted(variables={"NCCL_SOCKET_IFNAME": "eth0,lo"}) == []

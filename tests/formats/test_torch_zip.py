@@ -47,10 +47,11 @@ def zip64(records: dict[str, bytes]) -> bytes:
     for name, data in records.items():
         path, crc = f"archive/{name}".encode(), zlib.crc32(data)
         sizes = (crc, full, full, len(path))
-        extra = struct.pack("<2H3Q", 1, 24, len(data), len(data), len(out))
+        another = struct.pack("<2H5s", 0x5455, 5, b"times")
+        extra = another + struct.pack("<2H3Q", 1, 24, len(data), len(data), len(out))
         directory += (
             struct.pack(
-                "<4s6H3L5H2L", b"PK\x01\x02", 45, 45, 0, 0, 0, 0, *sizes, 28, 0, 0, 0, 0, full
+                "<4s6H3L5H2L", b"PK\x01\x02", 45, 45, 0, 0, 0, 0, *sizes, 37, 0, 0, 0, 0, full
             )
             + path
             + extra

@@ -230,6 +230,16 @@ def test_a_failure_is_an_error_until_nobody_asks_for_that_job_and_lets_others_be
         assert jobs.errors("verify") == ()
 
 
+def test_a_job_that_fails_again_waits_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "backoff", lambda count, *_: LATE * (count - 1))
+    with running("raise SystemExit(1)") as (jobs, ended):
+        for _ in "first", "again":
+            ended.clear()
+            assert jobs.begin("verify", [job("a")]) == ("run/a",)
+            assert ended.wait(60)
+        assert jobs.begin("verify", [job("a")]) == ()
+
+
 def test_what_a_job_found_is_an_error_until_it_runs_again(tmp_path: Path) -> None:
     well = tmp_path / "well"
     with running(f"import os\nif os.path.exists({str(well)!r}): {SAYS_DONE}\nelse: {FINDS}") as (

@@ -1,5 +1,6 @@
 """The overview of a store, and the alarms that the head's monitor sends."""
 
+import os
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -122,6 +123,10 @@ def test_it_sees_what_came_since_the_last_look(tmp_path: Path) -> None:
     assert (first.checkpoints, first.nodes) == ({"INCOMPLETE": 1, "VERIFIED": 1}, ())
     assert abs(first.at - time.time()) < 60
     assert first.room
+    ahead = time.time() + 86400.0
+    record = next(path for path in tmp_path.glob("store/fsdp2/.ckptsync/**/*") if path.is_file())
+    os.utime(record, (ahead, ahead))
+    assert overviews.read().at == pytest.approx(ahead), "no head: by the newest record"
     beat(store, heartbeat("n0", ("worker",)))
     assert [n.state for n in overviews.read().nodes] == ["alive"]
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from base64 import b64decode
 from html.parser import HTMLParser
 from pathlib import Path
@@ -10,7 +11,9 @@ from urllib.parse import quote
 import pytest
 
 from ckptsync.cli.main import main
+from ckptsync.web import html_file
 from ckptsync.web.app import static_files
+from tests.support.small_store import DATA
 from tests.web.test_app import push
 
 HOSTILE = "<script>alert(1)<!--"
@@ -65,6 +68,22 @@ def test_a_file_has_the_page_the_modules_and_the_documents(
         text = b64decode(url.partition(",")[2]).decode()
         assert {*re.findall(r'(?:from|import) "(.*?)"', text)} <= names
     assert re.search(r'import "(.*?)"', page.scripts["module"])[1] in names  # type: ignore[index]
+
+
+def test_of_many_checkpoints_a_file_has_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, path = str(tmp_path / "store"), tmp_path / "page.html"
+    push(store)
+    newer = shutil.copytree(DATA / "fsdp2/node0/checkpoint-4", tmp_path / "checkpoint-8")
+    assert main(["push", str(newer), "--run", "fsdp2", "--node", "node0", "--store", store]) == 0
+    monkeypatch.setattr(html_file, "MOST", 1)
+    monkeypatch.setattr(html_file, "LEAST", 1)
+    assert main(["status", "--store", store, "--html", str(path)]) == 0
+    page = Parts()
+    page.feed(path.read_text("utf-8"))
+    run = json.loads(page.scripts["application/json"])["/runs/fsdp2"]
+    assert [c["location"] for c in run["checkpoints"]] == ["checkpoint-8"]
 
 
 def test_a_file_that_cannot_be_written_is_an_error(
