@@ -29,7 +29,7 @@ from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.model_record import ModelFile, ModelRecord, ModelTensor
 from ckptsync.records.report import Report, VerifyFinding
 from ckptsync.records.save_decisions import Join, Keep, Tombstone
-from ckptsync.records.store_paths import RecordKind, RecordName, parse_record_name
+from ckptsync.records.store_paths import FORMAT, RecordKind, RecordName, parse_record_name
 from ckptsync.records.weights_record import WeightsRecord
 from ckptsync.stores.contract import read_all
 from ckptsync.stores.memory import MemoryStore
@@ -146,8 +146,8 @@ def test_a_report_of_level_model_which_nobody_writes_any_more_counts_as_load() -
 
 
 def test_a_newer_format_is_refused_and_not_guessed_at() -> None:
-    with pytest.raises(Unsupported, match="record format 3"):
-        decode(*forged(TOMBSTONE, format=3, reason={"new": "shape"}))
+    with pytest.raises(Unsupported, match=f"record format {FORMAT + 1}"):
+        decode(*forged(TOMBSTONE, format=FORMAT + 1, reason={"new": "shape"}))
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b"null", b"\xff", b"[" * 100_000])

@@ -38,7 +38,12 @@ from ckptsync.resume.attempt import Attempt
 from ckptsync.resume.attempt_records import AttemptRecords, End
 from ckptsync.resume.choose import Candidate, NodeRecord, WholeSave
 from ckptsync.resume.drain import TrainingMark
-from ckptsync.resume.local_checkpoints import LocalCheckpoint, judge_output_dir, list_newer
+from ckptsync.resume.local_checkpoints import (
+    LocalCheckpoint,
+    check_idle,
+    judge_output_dir,
+    list_newer,
+)
 from ckptsync.resume.prepare import PrepareOptions, Start, prepare
 from ckptsync.spool.markers import (
     PinNotes,
@@ -582,6 +587,16 @@ def test_a_node_whose_training_still_writes_fails_all_alike(url: str, tmp_path: 
     TrainingMark(tmp_path / "node1", "before", os.getpid(), time.time()).begin()
     outcomes = begin(tmp_path, url)
     assert "node1: a training writes here" in failure(outcomes, ConfigError)
+
+
+def test_a_mark_of_another_machine_does_not_say_that_a_training_writes(tmp_path: Path) -> None:
+    TrainingMark(tmp_path, "before", os.getpid(), time.time()).begin()
+    with pytest.raises(ConfigError, match="a training writes here"):
+        check_idle(tmp_path)
+    (mark,) = (path for path in tmp_path.rglob("trains/*") if path.is_file())
+    other = {"host": "another", "machine": "another", "boot": "another"}
+    mark.write_text(json.dumps(json.loads(mark.read_text()) | other))
+    check_idle(tmp_path)
 
 
 def test_damage_in_the_store_fails_all_alike(url: str, tmp_path: Path) -> None:

@@ -160,6 +160,15 @@ def test_nothing_is_written_through_a_link_in_a_pin(tmp_path: Path, name: str) -
 
 
 @as_root
+def test_a_file_of_another_user_in_the_spool_counts_as_none(spool: Path) -> None:
+    safe_files.write(spool / "mark", b"forged")
+    os.chown(spool / "mark", NOBODY, NOBODY)
+    assert safe_files.read(spool / "mark", 10) is None
+    with pytest.raises(FileNotFoundError):
+        safe_files.append(spool / "mark")
+
+
+@as_root
 @pytest.mark.parametrize("what", ["_ckptsync", "_ckptsync/pins", "_ckptsync/manifests"])
 def test_a_directory_of_somebody_else_in_the_spool_is_refused_with_the_reason(
     tmp_path: Path, spool: Path, what: str
