@@ -79,7 +79,12 @@ def checked_options(options: WorkerOptions, store_url: str) -> WorkerOptions:
 
     Raises ConfigError.
     """
-    checked_node(options.node)
+    try:
+        checked_node(options.node)
+    except Corrupt as e:
+        raise ConfigError(
+            str(e), hint="give it another: `node` of the configuration, or CKPTSYNC_NODE"
+        ) from e
     checked_run(options.run.name)
     root = local_root(store_url)
     if root is not None:

@@ -265,25 +265,25 @@ class Scanner:
 
         Pins what has appeared, and takes over pins of other nodes whose owner shows no sign of life
         for ten minutes.  Remembers the names for the next scan.  A save that cannot be judged is
-        among the failures only.  If the directory cannot be listed, there are no saves and one
-        failure.
+        among the failures only.  If the directory or its spool cannot be read, there are no saves
+        and one failure.
         """
         run = self._run
         identity, names_before, self._names = _identity(run.path), self._names, None
         try:
             unjudged = list_and_pin_saves(run, self._pinner)
+            pins = [local_save.pin for local_save in unjudged.saves if local_save.pin is not None]
+            around = find_surroundings(
+                run.path,
+                unjudged.saves,
+                {p.checkpoint for p in pins if not (p.stored or p.is_committed)},
+            )
         except CkptsyncError as e:
             return [], Scan(failures=(describe_failure(run.name, "", e),))
         # another directory may have been mounted, or moved, to its place: then nobody knows which
         # checkpoints were there before
         earlier_names = names_before[1] if names_before and names_before[0] == identity else None
         failures = list(unjudged.failures)
-        pins = [local_save.pin for local_save in unjudged.saves if local_save.pin is not None]
-        around = find_surroundings(
-            run.path,
-            unjudged.saves,
-            {p.checkpoint for p in pins if not (p.stored or p.is_committed)},
-        )
         scanned_saves: list[ScannedSave] = []
         for local_save in unjudged.saves:
             try:

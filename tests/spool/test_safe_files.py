@@ -11,11 +11,13 @@ import shutil
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from ckptsync.errors import CkptsyncError, ConfigError, Incomplete, StoreError
+from ckptsync.resume.drain import TrainingMark
 from ckptsync.service.process_control import Locks
 from ckptsync.spool import markers, safe_files
 from ckptsync.spool.pins import list_pins
@@ -136,6 +138,16 @@ def test_no_link_in_the_spool_is_followed(
     assert whole(thesis) == before
     if link in ("manifests", "pins", "pins/checkpoint-4.0", "pins/checkpoint-4.0/files"):
         assert any("expected a directory, found a symlink or a file" in error for error in errors)
+
+
+def test_a_link_for_the_marks_of_ranks_is_a_failure_of_its_directory(
+    tmp_path: Path, spool: Path, thesis: Path
+) -> None:
+    lay(tmp_path, ONE)
+    TrainingMark(tmp_path, "before", os.getpid(), time.time()).begin()
+    (spool / "saves").symlink_to(thesis)
+    failures = worker(tmp_path, MemoryStore()).scan(0.0).failures
+    assert [failure.error for failure in failures] == ["UnsafeSpool"]
 
 
 @pytest.mark.parametrize(
