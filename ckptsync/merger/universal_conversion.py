@@ -175,7 +175,7 @@ def _model_plan(name: str, file: StateFile) -> FilePlan:
 def _file_parts(file: StateFile) -> Iterator[Part]:
     """Yield a file's bytes in order, the records of its archive each by itself.
 
-    Raises Corrupt if records overlap.
+    Raises Corrupt if records overlap, and as `torch_zip.extent`, which reads each one's header.
     """
     archive, size, end_before = file.archive, file.files.sizes()[file.name], 0
 
