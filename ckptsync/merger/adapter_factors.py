@@ -374,8 +374,8 @@ def _low_ranks(
 def _adds_transposed(config: Mapping[str, Any], adapter_config: Mapping[str, Any]) -> bool:
     """Return whether the product over square experts is added transposed.
 
-    True for model types of `_TRANSPOSED`.  peft before 0.19, or of no known version, took every
-    parameter of experts as (experts, in, out).
+    True for model types of `_TRANSPOSED`, and for peft before 0.19 or of no known version, which
+    took every parameter of experts as (experts, in, out).
     """
     match = re.match(r"([0-9]{1,4})\.([0-9]{1,4})", str(adapter_config.get("peft_version", "")))
     version = (int(match[1]), int(match[2])) if match else (0, 0)

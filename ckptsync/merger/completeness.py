@@ -367,7 +367,7 @@ def _counterpart(name: str) -> str:
 
 
 def _compare_targets(names: Collection[str], config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a message for each doubt: targets or ``modules_to_save`` without tensors, thin layers.
+    """Yield a message for targets or ``modules_to_save`` without tensors, and layers with fewer.
 
     Nothing without factors.  Targets and layers only if ``target_modules`` is a list without
     exceptions, layers only without ``layers_to_transform``.

@@ -256,7 +256,10 @@ def _batches(ranges: Iterable[_Range]) -> Iterator[list[_Range]]:
 
 
 def _find_differing(files: Files, batch: Sequence[_Range]) -> Array:
-    """Return for each element of the ranges whether the copies differ; two NaNs do not differ."""
+    """Return for each element whether the narrow copy differs from the wide one, cast to its type.
+
+    Two NaNs do not differ.  ``batch``: at least one range, of the same two types, see `_batches`.
+    """
     wide = _read_ranges(files, [(range_, range_.pair.wide) for range_ in batch])
     narrow = _read_ranges(files, [(range_, range_.pair.narrow) for range_ in batch])
     dtype = batch[0].pair.narrow.dtype

@@ -105,7 +105,7 @@ def inspect_checkpoint(files: Files, locations: Sequence[FileTree] = ()) -> Insp
 
 
 def _missing_files(files: Files, demanded: dict[str, int | None]) -> tuple[str, ...]:
-    """Return demanded names that are not stored, then texts on names and sizes of resized files."""
+    """Return demanded names that are not stored, then names with both sizes where these differ."""
     sizes = files.sizes()
     absent = [name for name in sorted(demanded) if name not in sizes]
     resized = [

@@ -232,7 +232,7 @@ class _Stream:
         self._chunk = memoryview(b"")
 
     def take(self, size: int) -> Array:
-        """Read and return the next ``size`` bytes, of as many left; raise what the files raise."""
+        """Read and return the next ``size`` bytes, which must exist; raise what the files raise."""
         out: Array = np.empty(size, "u1")
         filled = 0
         while filled < size:

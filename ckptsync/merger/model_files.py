@@ -103,7 +103,7 @@ def parse_file(
 
 
 def _parse_with_code(name: str, config: bytes) -> tuple[Any, set[str]]:
-    """Return the content and its keys that lead to code, repeated ones too, as `parse_file`."""
+    """Return the content and keys that lead to code, repeated ones too; raise as `parse_file`."""
     keys: set[str] = set()
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -245,7 +245,7 @@ LORA = (
 
 
 def notes_on_code(left_out: Sequence[str]) -> tuple[str, ...]:
-    """Return a note on the files of code ``left_out``, in a tuple; () without any."""
+    """Return a note on the files and keys of code ``left_out``, in a tuple; () without any."""
     if not left_out:
         return ()
     note = (
@@ -263,7 +263,7 @@ def notes_on_model(
     *,
     has_base: bool = False,
 ) -> Iterator[str]:
-    """Yield notes on what a loader of the written model would stumble over.
+    """Yield notes on what may keep a loader from opening the written model, or mislead it.
 
     A ``config.json`` that is missing or does not fit; quantized, fused or LoRA weights.
 

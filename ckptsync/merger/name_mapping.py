@@ -130,7 +130,7 @@ class FileModel:
         return shape[1:] == self.live[name][1:] and is_vocabulary(name)
 
     def in_memory(self, checkpoint: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return this checkpoint's tensors under the names in memory; raise as `assemble`."""
+        """Return the tensors of the constructor's checkpoint as in memory; raise as `assemble`."""
         if not self._converted:
             return tuple(checkpoint)
         tensors_by_name = {t.name: t for t in checkpoint}

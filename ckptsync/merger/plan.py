@@ -107,7 +107,7 @@ def plan(
 
     Tensors keep their order; a new file begins where the next tensor would not fit, as
     huggingface_hub splits a state dict.  ``stem``: the files' name without suffix and
-    number.  Raises Corrupt if a tensor is not whole, or its name is invalid or another's,
+    number.  Raises Corrupt if a tensor is not whole, has an invalid name, or shares it;
     Incomplete if the copy to read is missing.
     """
     names = {t.name for t in tensors}

@@ -528,7 +528,7 @@ def _read_value_head(files: Files, source: WeightsSource) -> tuple[tuple[Tensor,
 
     It is looked for in the source's root and the directory above.  LLaMA-Factory writes
     ``value_head.safetensors``, or of old ``value_head.bin``; TRL wrote ``pytorch_model.bin`` beside
-    an adapter.  Raises as `registry.file_tensors`, also for a file of such a name that is none.
+    an adapter.  Raises as `registry.file_tensors`, for any file of such a name.
     """
     names = [model_files.VALUE_HEAD, "value_head.bin"]
     names += ["pytorch_model.bin"] if source.layout == "peft" else []

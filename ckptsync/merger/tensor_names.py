@@ -88,7 +88,7 @@ def strip_wrappers(
 
 
 def rename_tensors(tensors: Iterable[Tensor], names: Mapping[str, str]) -> tuple[Tensor, ...]:
-    """Return each tensor under its new name; with another name it is tied to its tie's new name.
+    """Return each tensor under its new name; where it changes, ``tied`` becomes a new name, too.
 
     ``names``: of every tensor, unchanged ones too.  Raises Unsupported if two would get one name.
     """
@@ -237,8 +237,8 @@ class _Ties:
     def rename_lone_head(self, head: Tensor, base: Mapping[str, Tensor]) -> None:
         """Give a head without embedding the name that the base model has for the two.
 
-        Only if ``base`` has exactly one embedding of its shape, and not its name; else a note says
-        that nothing was done.
+        Only if ``base`` has exactly one embedding of the head's shape, and no tensor of the head's
+        name.  A note says what was done, or that no such name was found.
         """
         names = [
             t.name for t in base.values() if ends_in(t.name, EMBEDDINGS) and t.shape == head.shape
