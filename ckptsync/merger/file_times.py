@@ -111,7 +111,10 @@ def _check_overwritten(
 def _check_together(
     names: Iterable[str], written: Mapping[str, float], sizes: Mapping[str, int]
 ) -> None:
-    """Raise Corrupt if a file is over `APART` seconds, and the time to write it, behind another."""
+    """Raise Corrupt if a file is over `APART` seconds, and its writing time, behind the one before.
+
+    The order is that of the times in ``written``.
+    """
     order = sorted(names, key=written.__getitem__)
     for n, (before, after) in enumerate(pairwise(order), 1):
         apart = written[after] - written[before]

@@ -52,7 +52,8 @@ _STAYS = (
 def choose_shards(files: Files, name: str | None) -> WeightsSource:
     """Return the ZeRO shards to convert: the source ``name``, or that of the tag in `latest`.
 
-    Raises Unsupported if there are none or several, or they are in a form that needs no conversion.
+    Raises Unsupported if there are none or several, or they are in a form that needs no conversion;
+    without any weights the error of `registry.no_weights`.
     """
     sources = registry.sources(files)
     tags = [source for source in sources if source.layout == "zero"]
