@@ -122,7 +122,7 @@ def prepare(
     fill_from: Files | None = None,
     names_of: Files | None = None,
 ) -> MergeJob:
-    """Return the job of a merge that can be done; metadata and samples of copies are read.
+    """Return the job of a merge that can be done; read metadata, copies' samples, tied tensors.
 
     Several adapters make one job (see `_join_jobs`) if ``every``, or if the source names all.  If
     the source that was chosen is damaged and the user named none, the error's hint names shards
@@ -339,7 +339,8 @@ def _prepare_one(
 ) -> MergeJob:
     """Return the job for one source, or for the parts of it that the user named.
 
-    The value head is a file of its own.  Reads metadata, and samples of copies.
+    The value head is a file of its own.  Reads metadata, samples of copies, and all bytes of
+    tensors that ``config.json`` ties.
 
     Args:
         files: The checkpoint.
