@@ -198,9 +198,10 @@ def merge(
 def inspect(*places: Place, options: Mapping[str, object] | None = None) -> Inspection:
     """Return the layouts, tensors and missing files of a checkpoint, as ``ckptsync inspect``.
 
-    Several ``places`` hold the parts of one save.  Only headers and metadata are read.  Raises
+    Several ``places`` hold the parts of one save.  Reads headers, metadata, and of tensors that are
+    stored twice the bytes that `merge` compares; the result names what is damaged.  Raises
     ConfigError, StoreError; Unsupported or Incomplete if there are no weights; Corrupt if a file
-    has two sizes in the places, or metadata is damaged.
+    has two sizes in the places.
     """
     access = Access(options or {})
     trees = [path_or_url.list_tree(located(os.fspath(place)), access) for place in places]
@@ -346,7 +347,7 @@ def pull(
         progress: gets bytes done and in all.
 
     Raises ConfigError, also if another directory has the place or another pull runs; Incomplete,
-    StoreError; Corrupt if a file is damaged.
+    StoreError; Corrupt if a file is damaged; Corrupt or Unsupported if a record cannot be read.
 
     """
     opened, directory = _open_store(store, options), Path(destination).absolute()

@@ -394,7 +394,7 @@ class _Machine:
             self.position = max(self.position, position)
 
     def result(self) -> Any:
-        """Return the only value on the stack; raise Corrupt if it is not alone, or not finished."""
+        """Return the only value on the stack; raise Corrupt if not alone, not ready, or no room."""
         self.check_room()
         if len(self.stack) != 1 or self.marks:
             raise Corrupt("pickle: does not end in one value")
@@ -484,7 +484,7 @@ class _Machine:
         self.push(value, _NUMBER + len(value))
 
     def long(self, width: int) -> None:
-        """Push a signed number of as many bytes as a number of ``width`` bytes says.
+        """Read a length of ``width`` bytes, and push the signed number of as many bytes behind it.
 
         Raise Corrupt if it has more than `_LONGEST_NUMBER` bytes, or if the data end.
         """
@@ -514,7 +514,7 @@ class _Machine:
         return items
 
     def popped(self, count: int) -> list[Any]:
-        """Return the last values of the stack, and remove them.
+        """Return the last ``count`` values of the stack, at least one, and remove them.
 
         Raise Corrupt if there are fewer.
         """

@@ -164,10 +164,11 @@ def is_legacy(files: Files, span: Extent) -> bool:
 def _load_legacy(
     files: Files, span: Extent, allowed: Mapping[Name, Build]
 ) -> tuple[Any, Mapping[str, Extent]]:
-    """Return the value of a legacy file, and where its storages and views lie.
+    """Return the value of a legacy file, and where its storages and views lie, by key.
 
-    Raise Corrupt unless the storages have their recorded sizes and end where the container does,
-    or if a view reaches out of its storage; else as `_LegacyPickles`.
+    Reads 8 bytes before each storage.  Raise Corrupt unless the storages have their recorded sizes
+    and end where the container does, or if a view reaches out of its storage; else as
+    `_LegacyPickles`.
     """
     pickles = _legacy_pickles(files, span, allowed)
     storages, position = {}, pickles.end

@@ -206,9 +206,10 @@ class _Plan:
         return new_tensors
 
     def _replace(self, module: str, slot: Slot, tensor: Tensor) -> None:
-        """Record that ``tensor`` replaces the base's tensor in ``slot``.
+        """Record that ``tensor``, or its rows for ``slot``, replaces the base's tensor there.
 
-        Raises Unsupported if the base has it only as a part of a tensor, Corrupt for another shape.
+        Raises Unsupported if the base has it only as a part of a tensor, or as `_rows_of_slot`;
+        Corrupt as `_check_shape`.
         """
         if slot.own or slot.file.parts > 1:
             raise Unsupported(
@@ -221,7 +222,7 @@ class _Plan:
         self._changes.setdefault(slot.tensor.name, []).append(Replacement(module, tensor))
 
     def _check_shape(self, base: Tensor, tensor: Tensor) -> None:
-        """Record a resized vocabulary; raise Corrupt for any other difference of shapes."""
+        """Record a resized vocabulary; raise Corrupt for another difference, or a second size."""
         if base.shape == tensor.shape and base.name not in self._shapes:
             return
         is_resized = ends_in(base.name, _VOCABULARY) and base.shape[1:] == tensor.shape[1:]

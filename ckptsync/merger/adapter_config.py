@@ -183,7 +183,8 @@ class Scales:
         """Return the scale of a module whose factors have ``rank``.
 
         The first pattern of the file that matches counts, as in peft; a warning is recorded if
-        several match with different values.  Raises Corrupt if the configuration says another rank.
+        several match with different values.  Raises Corrupt unless ``rank`` is that of any of them,
+        or the configuration's if none matches.
         """
         ranks = self._matching_values("rank_pattern", self.ranks, module, self.rank)
         if rank not in ranks:

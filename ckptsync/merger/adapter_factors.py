@@ -181,7 +181,8 @@ def _linear_sums(
 def _find_matrix(module: str, slots: Sequence[Slot]) -> _Matrix:
     """Return the matrix that a ``weight`` is, or is a part of.
 
-    Raises Unsupported for unknown forms, Corrupt if the base has fewer experts.
+    Raises Unsupported for unknown forms, Corrupt if the base has fewer experts; else as
+    `_join_pieces`.
     """
     if len(slots) > 1:
         return _join_pieces(module, slots)
@@ -239,9 +240,9 @@ def _join_pieces(name: str, slots: Sequence[Slot]) -> _Matrix:
 
 
 def _expert_matrix(name: str, slots: Sequence[Slot]) -> _Matrix | None:
-    """Return the matrices of an experts' parameter; raise as `_join_pieces`.
+    """Return the matrix of a parameter, or those of its experts; raise as `_join_pieces`.
 
-    None for a tensor that is not whole, or has neither 2 nor 3 axes.
+    ``slots``: at least one.  None for a tensor that is not whole, or has neither 2 nor 3 axes.
     """
     if len(slots) > 1 or slots[0].file.expert is not None:
         return _join_pieces(name, slots)
@@ -260,10 +261,10 @@ def _assign_parameters(
 ) -> tuple[tuple[str, _Matrix], ...]:
     """Return the parameter that each of the nested pairs adapts, the innermost first.
 
-    peft nests pairs in the order in which the module registers its parameters: that order decides
-    if there is a pair for each parameter. Raises Corrupt if the factors fit no parameters,
-    Unsupported if they fit several in fewer pairs, or if the module has more than
-    `_MOST_PARAMETERS`.
+    ``targets``: ends of parameter names; empty for all.  peft nests pairs as the module registers
+    its parameters, and so that order decides if there is a pair for each.  Raises Corrupt if the
+    factors fit no parameters; Unsupported if fewer pairs than parameters fit in several ways, or
+    for more than `_MOST_PARAMETERS`.
     """
     parameters = base.parameters(module)
     targeted = [
@@ -311,7 +312,7 @@ def _find_orientations(pair: _Factors, matrix: _Matrix) -> frozenset[bool]:
 def _expert_sums(
     name: str, pair: _Factors, matrix: _Matrix, scales: Scales, *, is_transposed: bool
 ) -> list[NamedChange]:
-    """Return what is added to each expert; ``is_transposed`` decides for square matrices.
+    """Return what is added to each expert; ``is_transposed`` decides for experts' square matrices.
 
     Raises as `_low_ranks` and `Scales.scale`.
     """
@@ -373,7 +374,8 @@ def _low_ranks(
 def _adds_transposed(config: Mapping[str, Any], adapter_config: Mapping[str, Any]) -> bool:
     """Return whether the product over square experts is added transposed.
 
-    peft before 0.19 took every parameter of experts as (experts, in, out).
+    True for model types of `_TRANSPOSED`, and for peft before 0.19 or of no known version, which
+    took every parameter of experts as (experts, in, out).
     """
     match = re.match(r"([0-9]{1,4})\.([0-9]{1,4})", str(adapter_config.get("peft_version", "")))
     version = (int(match[1]), int(match[2])) if match else (0, 0)

@@ -120,7 +120,10 @@ class _Region:
     width: int
 
     def within(self, low: int, high: int) -> tuple[int, int]:
-        """Return first and end (exclusive) of the rows with elements in ``low`` to ``high``."""
+        """Return first and end (exclusive) of the rows with elements in ``low`` to ``high``.
+
+        Both count elements of the flattened tensor.  Without such rows, end is not above first.
+        """
         first = (low - self.start) // self.width
         last = -((self.start - high) // self.width)
         return max(0, first), max(0, min(self.rows, last))
@@ -264,7 +267,11 @@ class AdapterSums:
         return ChangeTotals()  # of what is replaced the copy is another
 
     def _add_low_rank(self, change: LowRank, stretch: _Stretch) -> ChangeTotals:
-        """Add a product of factors, with DoRA's scales, in place; return totals, or empty ones."""
+        """Add a product of factors, with DoRA's scales, in place; return totals.
+
+        They are empty if the stretch has nothing of the change's region.  Reads factors, and for
+        DoRA the base's rows or columns, where these are not cached or in the stretch.
+        """
         region = region_of(change, stretch.shape)
         low, high = region.within(stretch.first, stretch.first + len(stretch.sums))
         if low >= high:
@@ -467,9 +474,9 @@ class AdapterSums:
 def notes_on_sums(
     sums: Mapping[str, TensorSum], totals: Mapping[str, ChangeTotals]
 ) -> Iterator[str]:
-    """Yield warnings if values show adapters that were not trained, or have another base.
+    """Yield warnings: modules were not trained, the base has the adapter already, or is another.
 
-    ``totals`` are of every tensor of ``sums``.
+    ``totals``: of every tensor of ``sums``.
     """
     adapted = [c for tensor_sum in sums.values() for step in tensor_sum.steps for c in step]
     modules = dict.fromkeys(
@@ -593,7 +600,7 @@ def _dot(first: Array, second: Array) -> float:
 
 
 def read_floats(files: Files, copy: Copy) -> Array:
-    """Read a stored copy, and return its values as float32, flat."""
+    """Return a stored copy's values, of any floating type, as float32, flat; read all of it."""
     out: Array = np.empty(prod(copy.grid), "<u4")
     position = 0
     for data in stored_bytes(files, copy):

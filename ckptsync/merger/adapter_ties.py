@@ -99,7 +99,7 @@ class Tie:
         return None
 
     def outcome(self, base: Base, config: Mapping[str, Any], equal: IsEqual) -> Outcome:
-        """Return what becomes of the two: one change for both, or two tensors.
+        """Return what becomes of the two: nothing, one change for both, or two tensors.
 
         ``equal``: compares two tensors of the adapter, see `IsEqual`.
         """

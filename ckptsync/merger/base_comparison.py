@@ -78,11 +78,11 @@ class BaseModel:
         return {t.name: t.dtype for t in tensors if len(t.shape) > 1 and _is_packed(t)}
 
     def under_names_of(self, names: Collection[str]) -> Model:
-        """Return this model's tensors under the names that another model has for most of them.
+        """Return all of this model's tensors, renamed so that most have one of ``names``.
 
-        transformers renames some when it saves and loads: GPT-2's ``wte.weight`` is
-        ``transformer.wte.weight`` in a model with a head; ``language_model.model.x`` of a file is
-        ``model.language_model.x`` in memory.
+        Unchanged if no renaming is better.  transformers renames some when it saves and loads:
+        GPT-2's ``wte.weight`` is ``transformer.wte.weight`` in a model with a head;
+        ``language_model.model.x`` of a file is ``model.language_model.x`` in memory.
         """
         base = self.tensors
         if base.keys() <= set(names):
@@ -153,7 +153,7 @@ class BaseModel:
         return tuple(map(change, tensors))
 
     def compare(self, tensors: Sequence[Tensor], tied: Collection[str] = ()) -> tuple[str, ...]:
-        """Return notes on what the base model does not have.
+        """Return notes: tensors that the base lacks, resized vocabularies, how many it has.
 
         Raises Corrupt if a shape differs, unless a vocabulary was resized or weights are packed;
         Incomplete if a name is missing that is neither in ``tied`` nor a computed buffer.

@@ -80,7 +80,10 @@ def cast_to(out: Array, values: Array, source: str, target: str, scratch: Array)
 
 
 def round_to_bf16(single: Array, out: Array, scratch: Array, *, is_plain: bool) -> None:
-    """Round float32 into ``out`` as bf16, through ``scratch``; ``is_plain``: there is no NaN."""
+    """Round float32 into ``out`` as bits of bf16; ``is_plain``: there is no NaN.
+
+    ``scratch``: as many integers of 32 bits.
+    """
     bits = single.view("<u4")
     np.right_shift(bits, 16, out=scratch)
     np.bitwise_and(scratch, 1, out=scratch)

@@ -316,9 +316,10 @@ def _compare_counts(
     experts: Mapping[str, Mapping[str, set[int]]],
     config: Mapping[str, Any],
 ) -> Iterator[str]:
-    """Yield a message if there are fewer layers or experts than the configuration says.
+    """Yield a message if there are some layers or experts, and fewer than the configuration says.
 
-    Only its first such number counts, and layers only beside a key of `_WIDTHS`.
+    Its first such number counts: of its sections, or of its top without any; that of layers only
+    beside a key of `_WIDTHS`.
     """
     sections = [config[key] for key in _SECTIONS if isinstance(config.get(key), dict)] or [config]
     layer_counts = [(key, s[key]) for s in sections for key in _LAYERS if type(s.get(key)) is int]
@@ -366,10 +367,10 @@ def _counterpart(name: str) -> str:
 
 
 def _compare_targets(names: Collection[str], config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a message for each doubt: targets without tensors, and layers with fewer.
+    """Yield a message for targets or ``modules_to_save`` without tensors, and layers with fewer.
 
-    Nothing without factors; layers and targets only if ``target_modules`` is a list without
-    exceptions.
+    Nothing without factors.  Targets and layers only if ``target_modules`` is a list without
+    exceptions, layers only without ``layers_to_transform``.
     """
     modules = {
         name.partition(mark)[0]

@@ -70,7 +70,8 @@ class _Range:
 def check_copies(files: Files, tensors: Iterable[Tensor]) -> None:
     """Raise Corrupt if stored copies of a tensor differ, with the file that agrees least.
 
-    Reads each file whole if it is small, else `WINDOWS` samples of it.  Tied tensors are left out.
+    Reads what has several copies: of each file all if that is little, else `WINDOWS` samples of it.
+    Tied tensors are left out.
     Raises Unsupported for replicas that differ where nothing else says that they are replicas.
     """
     pairs = [pair for tensor in tensors if not tensor.tied for pair in _pairs(tensor)]
@@ -109,9 +110,10 @@ def check_copies(files: Files, tensors: Iterable[Tensor]) -> None:
 
 
 def _pairs(tensor: Tensor) -> Iterator[_Pair]:
-    """Yield the copies that must agree: with the most precise one, unless ``unlike`` is set.
+    """Yield copies that must agree: the most precise, and each that can be cast to it or from it.
 
-    Then each copy with its n-th replicas, as far as all of its parts have such.
+    None of these if ``unlike`` is set.  Then each copy and its n-th replicas, as far as all of its
+    parts have such.
     """
     stored = [copy for copy in tensor.copies if copy.parts]
     if not tensor.unlike and len(stored) > 1:
@@ -153,7 +155,10 @@ def _difference_error(
 
 
 def _ranges(pairs: Sequence[_Pair]) -> Iterator[_Range]:
-    """Yield the ranges to compare, file by file: all of a small one, else `WINDOWS` spread ones."""
+    """Yield the ranges to compare, file by file: all of a small one, else `WINDOWS` spread ones.
+
+    Of one window at most `_TENSORS` parts; of a part that is no range of its tensor one element's.
+    """
     parts_by_file: defaultdict[str, list[tuple[_Pair, Copy, Part]]] = defaultdict(list)
     for pair in pairs:
         for copy in (pair.wide, pair.narrow):
@@ -194,9 +199,9 @@ def _flat_index(grid: Shape, part: Part, element: int) -> int:
 
 
 def _range_at(pair: _Pair, element: int, most: int) -> _Range:
-    """Return whole rows, or a piece of one, of about ``most`` elements, that begin at ``element``.
+    """Return whole rows, or a piece of one, that hold ``element``: at most ``most`` elements.
 
-    The range may begin before it, with the row.
+    At most `ELEMENTS`, too.  They begin at ``element`` or at its row, and end with the axis.
     """
     shape, most = pair.tensor.shape, max(1, min(most, ELEMENTS))
     if not shape:
@@ -251,7 +256,10 @@ def _batches(ranges: Iterable[_Range]) -> Iterator[list[_Range]]:
 
 
 def _find_differing(files: Files, batch: Sequence[_Range]) -> Array:
-    """Return for each element of the ranges whether the copies differ; two NaNs do not differ."""
+    """Return for each element whether the narrow copy differs from the wide one, cast to its type.
+
+    Two NaNs do not differ.  ``batch``: at least one range, of the same two types, see `_batches`.
+    """
     wide = _read_ranges(files, [(range_, range_.pair.wide) for range_ in batch])
     narrow = _read_ranges(files, [(range_, range_.pair.narrow) for range_ in batch])
     dtype = batch[0].pair.narrow.dtype
@@ -268,7 +276,7 @@ def _is_nan(values: Array, dtype: str) -> Array:
 
 
 def _read_ranges(files: Files, ranges: Sequence[tuple[_Range, Copy]]) -> Array:
-    """Read and return the raw elements of all ranges, one after the other."""
+    """Read and return the raw elements of ranges, one or more, of copies of one dtype, in order."""
     item, unit = ITEMSIZE[ranges[0][1].dtype], Unit()
     for range_, copy in ranges:
         box = (

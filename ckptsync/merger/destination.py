@@ -279,7 +279,8 @@ class _StoreDestination(Destination):
         """Return the record that the same merge has left, or write a new one and return that.
 
         Makes the store's directory.  A record that says "ended" is written again without that if an
-        output is missing.  Raises ConfigError if the store holds anything else, StoreError.
+        output is missing.  Raises ConfigError if the store holds anything else, Corrupt if the
+        record cannot be read, StoreError.
         """
         store = self._store
         if isinstance(store, Rooted):

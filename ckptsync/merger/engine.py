@@ -366,7 +366,7 @@ class WeightsFile:
         )
 
     def _finished_units(self) -> Generator[_OutputUnit, None, None]:
-        """Yield every unit in order, made, digested and counted.
+        """Yield every unit in order, made; digest and count it before the next one is yielded.
 
         With one job, or a file of at most `read_units.WINDOW` bytes, everything happens in the
         caller's thread.  Else ``jobs`` threads make units, of at most ``jobs * window`` bytes

@@ -56,10 +56,11 @@ def check_times(
 def notes_on_times(
     nodes: Mapping[str, Mapping[str, float]], reads: Collection[str]
 ) -> tuple[str, ...]:
-    """Return notes on nodes whose shards were written further apart than one save takes.
+    """Return notes on nodes that began more than `APART` after the node before had ended.
 
-    ``nodes``: of each node's directory, when its files were last written to.  This is no error:
-    clocks of nodes differ, and shards are copied by hand without their times.
+    ``nodes``: of each node's directory, when its files were last written to, in seconds; only
+    those of ``reads`` count.  This is no error: clocks of nodes differ, and shards are copied by
+    hand without their times.
     """
     spans = []
     for node, written in nodes.items():
@@ -87,10 +88,10 @@ def _group(name: str) -> str:
 def _check_overwritten(
     metadata: str, shards: Iterable[str], written: Mapping[str, float], sizes: Mapping[str, int]
 ) -> None:
-    """Raise Incomplete if a shard is much newer than ``metadata``, which torch writes last.
+    """Raise Incomplete if the first shard written after ``metadata`` is much newer than it.
 
-    A save over a checkpoint leaves the old metadata until its end. "Much" is `SAME_MOMENT` and the
-    time in which a slow disk writes the shard.
+    torch writes metadata last: a save over a checkpoint leaves the old one until its end. "Much" is
+    `SAME_MOMENT` and the time in which a slow disk writes the shard.
     """
     newer = [(written[shard], shard) for shard in shards if written[shard] > written[metadata]]
     if not newer:
@@ -110,7 +111,10 @@ def _check_overwritten(
 def _check_together(
     names: Iterable[str], written: Mapping[str, float], sizes: Mapping[str, int]
 ) -> None:
-    """Raise Corrupt if a file is over `APART` seconds, and the time to write it, behind another."""
+    """Raise Corrupt if a file is over `APART` seconds, and its writing time, behind the one before.
+
+    The order is that of the times in ``written``.
+    """
     order = sorted(names, key=written.__getitem__)
     for n, (before, after) in enumerate(pairwise(order), 1):
         apart = written[after] - written[before]

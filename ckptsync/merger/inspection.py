@@ -105,7 +105,7 @@ def inspect_checkpoint(files: Files, locations: Sequence[FileTree] = ()) -> Insp
 
 
 def _missing_files(files: Files, demanded: dict[str, int | None]) -> tuple[str, ...]:
-    """Return the demanded names that are not stored, then those that have another size."""
+    """Return demanded names that are not stored, then names with both sizes where these differ."""
     sizes = files.sizes()
     absent = [name for name in sorted(demanded) if name not in sizes]
     resized = [
@@ -121,7 +121,8 @@ def _inspect_source(
 ) -> InspectedSource:
     """Return one source of weights: its tensors, and whether it can be merged.
 
-    A merge is planned to the last byte.
+    A merge is planned to the last byte, which reads as `prepare` does.  Its error, unless
+    StoreError, is in the result.
     """
     state, detail, code, tensors, writes = "complete", "", 0, tuple[Tensor, ...](), ""
     try:

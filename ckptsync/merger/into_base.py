@@ -340,7 +340,7 @@ def _as_tensor(planned: PlannedTensor, copy: Copy) -> Tensor:
 
 
 def _read_config(job: MergeJob, name: str) -> dict[str, Any] | None:
-    """Return a file beside the weights; None without one.  Raises Corrupt."""
+    """Return a JSON object beside the weights; None without one.  Raises Corrupt if no JSON."""
     if name not in dict(job.beside):
         return None
     content = parse_file(name, job.content(name))
@@ -368,7 +368,7 @@ def _update(config: dict[str, Any], change: Mapping[str, Any]) -> None:
 
 
 def _is_equal(files: Files, first: Tensor, second: Tensor, is_transposed: bool) -> bool:  # noqa: FBT001
-    """Return whether two stored matrices of one shape have the same elements, see `IsEqual`."""
+    """Return whether two stored matrices are equal as float32, see `IsEqual`; read both."""
     second_values = read_floats(files, second.copies[0]).reshape(second.shape)
     first_values = read_floats(files, first.copies[0]).reshape(first.shape)
     return bool(np.array_equal(first_values, second_values.T if is_transposed else second_values))

@@ -77,7 +77,7 @@ class Distance:
 
     @property
     def relative(self) -> float | None:
-        """`norm` by the norm of A's values; None where there is no such number, as by zero."""
+        """`norm` by the norm of A's values; 0 without differences; None if it would be infinite."""
         if not self.squares:
             return 0.0
         ratio = self.squares / self.base if self.base else math.inf
@@ -232,7 +232,7 @@ class _Stream:
         self._chunk = memoryview(b"")
 
     def take(self, size: int) -> Array:
-        """Read and return the next ``size`` bytes; raise what the files raise."""
+        """Read and return the next ``size`` bytes, which must exist; raise what the files raise."""
         out: Array = np.empty(size, "u1")
         filled = 0
         while filled < size:
@@ -244,9 +244,10 @@ class _Stream:
         return out
 
     def finish(self) -> tuple[str, ...]:
-        """Check what was read against the digests of containers and records; return notes.
+        """Check the bytes against the digests of containers and records; return the merge's notes.
 
-        Call it after the last `take`.  Raises Corrupt if a digest differs.
+        Call it after the last `take`.  Reads what nobody has read of the containers' records.
+        Raises Corrupt if a digest differs.
         """
         for _ in self.bytes:  # the digests are made when the stream has ended
             pass

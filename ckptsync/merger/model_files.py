@@ -103,7 +103,7 @@ def parse_file(
 
 
 def _parse_with_code(name: str, config: bytes) -> tuple[Any, set[str]]:
-    """Return the content and all its keys that lead to code, also those given a second time."""
+    """Return the content and keys that lead to code, repeated ones too; raise as `parse_file`."""
     keys: set[str] = set()
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -128,7 +128,8 @@ def _drop_code(content: Any) -> Any:
 def _leads_to_code(key: str, value: Any) -> bool:
     """Return whether transformers or peft would import something because of this key.
 
-    transformers does for ``auto_map``, ``custom_pipelines`` and kernels.
+    transformers does for ``auto_map``, ``custom_pipelines``, ``trust_remote_code`` and kernels of
+    a repository; peft for a library in ``auto_mapping`` or ``megatron_core`` that is not its own.
     """
     if key in ("auto_map", "custom_pipelines"):
         return bool(value) and not isinstance(value, int | float)  # a number is that of a label
@@ -149,8 +150,8 @@ def _leads_to_code(key: str, value: Any) -> bool:
 def config_dtype(dtypes: Iterable[str], option: DType) -> str | None:
     """Return the dtype that ``config.json`` should name, or None to leave the file alone.
 
-    It is the one floating type of all tensors, or of several the most precise; None if the model
-    itself mixes types (``auto``).  `from_pretrained` casts to the dtype that is named there.
+    It is the most precise of the floating types; None if there are none, or several with ``auto``,
+    as the model itself mixes them.  `from_pretrained` casts to the dtype that is named there.
     """
     floating = set(filter(is_castable, dtypes))
     if not floating or (len(floating) > 1 and option == "auto"):
@@ -244,7 +245,7 @@ LORA = (
 
 
 def notes_on_code(left_out: Sequence[str]) -> tuple[str, ...]:
-    """Return a note on the files of code ``left_out``, in a tuple; () without any."""
+    """Return a note on the files and keys of code ``left_out``, in a tuple; () without any."""
     if not left_out:
         return ()
     note = (
@@ -262,7 +263,9 @@ def notes_on_model(
     *,
     has_base: bool = False,
 ) -> Iterator[str]:
-    """Yield notes on where the model that is written and its configuration do not fit each other.
+    """Yield notes on what may keep a loader from opening the written model, or mislead it.
+
+    A ``config.json`` that is missing or does not fit; quantized, fused or LoRA weights.
 
     Args:
         tensors: Those that are written.

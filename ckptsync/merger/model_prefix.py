@@ -133,8 +133,8 @@ def find_inner_model(
         adapter_config: What ``adapter_config.json`` says; the tensors are an adapter's.
 
     Raises:
-        Unsupported: Several models could be meant, no name begins with ``path``, or transformers
-            would not load the names into the class that ``config`` names.
+        Unsupported: Several models could be meant, no name begins with ``path``, or transformers,
+            or peft, would not load the names into the class that ``config`` names.
 
     """
     model_path = find_path([t.name for t in tensors], path, base, config, adapter_config)
@@ -225,8 +225,8 @@ def _find_unnamed_path(
 ) -> str | None:
     """Return the path of the model; empty if it is the whole, None if nothing says it.
 
-    Raises Unsupported where several models could be meant, and where a known class has none of the
-    names.
+    Raises Unsupported where several models could be meant, where a known class has none of the
+    names, and where peft might not load an adapter's.
     """
     implied = _implied_names(config)
     roots = adapter.find_roots(names) or _find_trl_models(names)
@@ -284,10 +284,9 @@ def _find_trl_models(names: Sequence[str]) -> set[str]:
 
 
 def _implied_names(config: Mapping[str, Any]) -> Collection[str]:
-    """Return the names that a configuration implies.
+    """Return the tensor names that a configuration implies; empty if its class is not known.
 
-    () without ``architectures``. Those of a class without a head are those of the same class with
-    one.
+    Those of a class without a head are those of the same class with one.
     """
     classes = config.get("architectures")
     if not isinstance(classes, list) or not classes or not isinstance(classes[0], str):
@@ -300,7 +299,7 @@ def _implied_names(config: Mapping[str, Any]) -> Collection[str]:
 def _find_by_names(names: Sequence[str], expected: Collection[str]) -> set[str]:
     """Return the paths behind which most of the expected names are; ``{""}`` for the whole module.
 
-    Empty if too few of them are behind any path.
+    If `_find_behind` returns none, it is called again for the names below parts of `_INNERMOST`.
     """
     if paths := _find_behind(names, set(expected)):
         return paths
@@ -311,7 +310,7 @@ def _find_by_names(names: Sequence[str], expected: Collection[str]) -> set[str]:
 def _find_behind(names: Sequence[str], expected: set[str]) -> set[str]:
     """Return the paths in front of most of the ``expected`` names: {""} if they have none.
 
-    Empty if fewer than half of the names match at any path. See `_find_by_names`.
+    If fewer than half of the names match at any path: {""} if one matches as it is, else empty.
     """
     if not expected:
         return set()
@@ -387,10 +386,10 @@ def _find_by_head(
 
 
 def _find_by_embeddings(names: Sequence[str], config: Mapping[str, Any]) -> set[str]:
-    """Return the path before the embeddings of a class ``…Model``, if 90 % of names are below it.
+    """Return the paths before embeddings of a class ``…Model`` that hold 90 % of the names each.
 
-    {""} if they have no path; empty for other classes.
-    A part that classes of transformers have themselves (``vision_model``) is no such path.
+    {""} if embeddings have no path; empty for other classes, and without embeddings.  A part that
+    classes of transformers have themselves (``vision_model``) is no such path.
     """
     classes = config.get("architectures")
     kind = classes[0] if isinstance(classes, list) and classes else None

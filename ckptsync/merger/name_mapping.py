@@ -130,7 +130,7 @@ class FileModel:
         return shape[1:] == self.live[name][1:] and is_vocabulary(name)
 
     def in_memory(self, checkpoint: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return a checkpoint's tensors under the names in memory; raise as `assemble`."""
+        """Return the tensors of the constructor's checkpoint as in memory; raise as `assemble`."""
         if not self._converted:
             return tuple(checkpoint)
         tensors_by_name = {t.name: t for t in checkpoint}
@@ -147,7 +147,8 @@ class FileModel:
     def missing(self, checkpoint: Collection[Tensor], tied: Collection[str]) -> tuple[Tensor, ...]:
         """Return the files' tensors, as in memory, that neither ``checkpoint`` nor ``tied`` has.
 
-        Raises Unsupported if one would have another vocabulary than ``checkpoint``.
+        ``checkpoint``: under the names of `live`, else KeyError.  Raises Unsupported if one would
+        have another vocabulary than ``checkpoint``, and as `assemble`.
         """
         checkpoint_names = {t.name for t in checkpoint}
         missing_names = [
@@ -174,7 +175,8 @@ class FileModel:
     ) -> tuple[Tensor, ...]:
         """Return tensors in memory as those of the files, in their order.
 
-        ``tied``: names that another tensor stands for.  Raises Incomplete if any other is missing.
+        ``tied``: names that another tensor stands for; the files' tensors of those that are missing
+        are left out.  Raises Incomplete if any other is missing, and as `assemble`.
         """
         tensors_by_name = {t.name: t for t in live_tensors}
         absent = [live for live in self.live if live not in tensors_by_name]
@@ -247,10 +249,10 @@ def check_not_quantized(tensors: Mapping[str, Tensor], config: Mapping[str, Any]
 def check_same_structure(
     first: Mapping[str, Any], second: Mapping[str, Any], filled: Iterable[str]
 ) -> None:
-    """Raise Unsupported if two ``config.json`` contradict each other, and so are of two models.
+    """Raise Unsupported if two ``config.json`` differ in a key of `_STRUCTURE` that both have.
 
-    ``first``: the checkpoint's.  ``second``: the given model's.  ``filled``: names of tensors that
-    are taken from the given model; if a vocabulary's are among them, its size is compared, too.
+    Sections ``…_config`` are compared, too.  ``first``: the checkpoint's.  ``second``: the given
+    model's.  ``filled``: tensors taken from it; with a vocabulary's, ``vocab_size`` must agree.
     """
     keys = (*_STRUCTURE, "vocab_size") if any(map(is_vocabulary, filled)) else _STRUCTURE
     sections = [k for k in first if k.endswith("_config")]

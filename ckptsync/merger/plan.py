@@ -107,8 +107,8 @@ def plan(
 
     Tensors keep their order; a new file begins where the next tensor would not fit, as
     huggingface_hub splits a state dict.  ``stem``: the files' name without suffix and
-    number.  Raises Corrupt if a tensor is not whole or has no usable name, Incomplete if the copy
-    to read is missing.
+    number.  Raises Corrupt if a tensor is not whole, has an invalid name, or shares it;
+    Incomplete if the copy to read is missing.
     """
     names = {t.name for t in tensors}
     if len(names) != len(tensors) or not all(map(_is_usable_name, names)):

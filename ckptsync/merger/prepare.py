@@ -122,7 +122,7 @@ def prepare(
     fill_from: Files | None = None,
     names_of: Files | None = None,
 ) -> MergeJob:
-    """Return the job of a merge that can be done; metadata and samples of copies are read.
+    """Return the job of a merge that can be done; read metadata, copies' samples, tied tensors.
 
     Several adapters make one job (see `_join_jobs`) if ``every``, or if the source names all.  If
     the source that was chosen is damaged and the user named none, the error's hint names shards
@@ -339,7 +339,8 @@ def _prepare_one(
 ) -> MergeJob:
     """Return the job for one source, or for the parts of it that the user named.
 
-    The value head is a file of its own.  Reads metadata, and samples of copies.
+    The value head is a file of its own.  Reads metadata, samples of copies, and all bytes of
+    tensors that ``config.json`` ties.
 
     Args:
         files: The checkpoint.
@@ -528,7 +529,7 @@ def _read_value_head(files: Files, source: WeightsSource) -> tuple[tuple[Tensor,
 
     It is looked for in the source's root and the directory above.  LLaMA-Factory writes
     ``value_head.safetensors``, or of old ``value_head.bin``; TRL wrote ``pytorch_model.bin`` beside
-    an adapter.
+    an adapter.  Raises as `registry.file_tensors`, for any file of such a name.
     """
     names = [model_files.VALUE_HEAD, "value_head.bin"]
     names += ["pytorch_model.bin"] if source.layout == "peft" else []
@@ -549,7 +550,10 @@ def _add_value_head(
     value_head: Sequence[Tensor],
     options: MergeOptions,
 ) -> MergeJob:
-    """Return the job with a file of the value head, the source's or one beside it, if any."""
+    """Return the job with a file of the value head: ``value_head``, else one beside the source.
+
+    Unchanged if there is none.  Raises as `_read_value_head` and `plan`.
+    """
     origin, tensors = "the same shards", tuple(value_head)
     if not tensors:
         tensors, origin = _read_value_head(files, source)
@@ -645,8 +649,8 @@ def _written_tensors(
 ) -> tuple[tuple[Tensor, ...], tuple[str, ...], tuple[str, ...]]:
     """Return the tensors of a model as they are written, notes, and doubts whether it is whole.
 
-    Tied tensors are written once; what the checkpoint does not hold is filled in, and all is
-    renamed, if models are given for that.  ``is_silent``: see `_prepare_model`.
+    Tied tensors, whose bytes are read, are written once.  What the checkpoint lacks is filled in,
+    and all is renamed, if models are given for that.  ``is_silent``: see `_prepare_model`.
 
     Raises Incomplete if tensors are missing, Unsupported or Corrupt if a given model does not fit.
     """
@@ -683,7 +687,7 @@ def _compare_with_base(
     stored: Sequence[Tensor],
     config: Mapping[str, Any] | None,
 ) -> tuple[str, ...]:
-    """Return notes on what the base model does not have; raises what `BaseModel.compare` raises.
+    """Return the notes of `BaseModel.compare`, whose errors are raised; tied tensors may be absent.
 
     Args:
         base: The base model.
@@ -836,10 +840,10 @@ def _plan_beside(
 ) -> MergeJob:
     """Return the job without weights: the files beside them.
 
-    Each is of the first directory that has it.  Code, and keys of configurations that lead to code,
-    are copied only from ``code_from``, unless ``options.allow_code``; ``left_out`` and a note name
-    the others.  Without ``allow_code`` configurations are read: Corrupt if one is not JSON, or has
-    more than `MAX_CONFIG` bytes.
+    Each is of the first directory that has it.  Without ``options.allow_code``, code and keys that
+    lead to code are only ``code_from``'s; ``left_out`` and a note name the others.  Such a key of
+    another directory's file stays, with ``code_from``'s value, if its file has it at the top.  All
+    configurations are read then: Corrupt if one is not JSON, or has more than `MAX_CONFIG` bytes.
     """
     holders: dict[str, Files] = {}
     left_out_code: set[str] = set()

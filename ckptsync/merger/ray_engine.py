@@ -250,7 +250,7 @@ def _run_all(
 
     All tasks start when the first result is requested.  Calls ``progress`` about every `POLL`
     seconds, with a negative number after a task began again.  When the caller stops or closes this
-    generator, all running tasks are cancelled.  Raises RayError.
+    generator, or a task fails, all others are cancelled.  Raises RayError.
     """
     this_node = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
         ray.get_runtime_context().get_node_id(), soft=True
@@ -323,7 +323,7 @@ def _open_files(
     """Return the files of the sources, and of the model that fills them, as this node sees them.
 
     ``states``: of the sources when the merge was planned.  Raises Incomplete if they differ here,
-    ConfigError if a source cannot be opened.
+    ConfigError or StoreError if a source cannot be opened or read.
     """
     trees = [path_or_url.list_tree(source, access) for source in sources]
     for tree, state in zip(trees, states, strict=True):

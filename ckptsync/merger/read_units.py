@@ -247,7 +247,7 @@ def _is_range(part: Part, grid: Shape) -> bool:
 
 
 def cut_boxes(grid: Shape, most: int) -> Iterator[Box]:
-    """Yield boxes of at most ``most`` elements that make up ``grid``, in row-major order."""
+    """Yield boxes of at most ``most`` elements, 1 or more, that make up ``grid``, row-major."""
     if not prod(grid):
         return
     axis = next((d for d in range(len(grid)) if prod(grid[d + 1 :]) <= most), len(grid))
@@ -296,7 +296,8 @@ def box_reads(box: Box, part: Part, item: int, at: int) -> Iterator[Read]:
 def gather(files: Files, unit: Unit, out: memoryview) -> None:
     """Fill ``out`` with the stored bytes of a unit; raise what ``files`` raise.
 
-    Ranges below `WORTH` bytes, at most `NEAR` bytes apart, are read at once; reads are announced.
+    Ranges below `WORTH` bytes, at most `NEAR` bytes apart, are read at once, up to `SPAN` bytes
+    together; several reads are announced.
     """
     groups: list[list[Read]] = []
     for range_ in sorted(unit.reads, key=itemgetter(0, 1)):

@@ -88,9 +88,9 @@ def strip_wrappers(
 
 
 def rename_tensors(tensors: Iterable[Tensor], names: Mapping[str, str]) -> tuple[Tensor, ...]:
-    """Return each tensor under its new name, tied to the new name of its tied tensor.
+    """Return each tensor under its new name; where it changes, ``tied`` becomes a new name, too.
 
-    Raises Unsupported if two would get one name.
+    ``names``: of every tensor, unchanged ones too.  Raises Unsupported if two would get one name.
     """
     tensors = tuple(tensors)
     counts = Counter(names[t.name] for t in tensors)
@@ -114,7 +114,8 @@ def rename_tensors(tensors: Iterable[Tensor], names: Mapping[str, str]) -> tuple
 def clean_names(stored_names: Sequence[str], base_names: Collection[str] = ()) -> dict[str, str]:
     """Return name as stored → name without wrappers.
 
-    ``module`` is taken away if every name begins with it and no name of the base model does.
+    ``module`` is taken away as often as every name begins with it, if no base model's does.  Two
+    names may become the same.
     """
     names = {name: _without_wrappers(name) for name in stored_names}
     is_own = any(name.startswith(f"{OUTERMOST}.") for name in base_names)
@@ -213,7 +214,8 @@ class _Ties:
     def drop(self, tensor: Tensor, candidates: Iterable[Tensor]) -> None:
         """Drop a tensor that has the bytes of exactly one candidate of its shape and type.
 
-        A note says so, or that a single candidate has other bytes.  Raises what the files raise.
+        The bytes of both are read once, unless the training ties them.  A note says what is
+        dropped, or that a single candidate has other bytes.  Raises what the files raise.
         """
         similar = [c for c in candidates if (c.shape, c.dtype) == (tensor.shape, tensor.dtype)]
         identical = [
@@ -235,7 +237,8 @@ class _Ties:
     def rename_lone_head(self, head: Tensor, base: Mapping[str, Tensor]) -> None:
         """Give a head without embedding the name that the base model has for the two.
 
-        Only if exactly one name of ``base`` can be meant; a note says what was done.
+        Only if ``base`` has exactly one embedding of the head's shape, and no tensor of the head's
+        name.  A note says what was done, or that no such name was found.
         """
         names = [
             t.name for t in base.values() if ends_in(t.name, EMBEDDINGS) and t.shape == head.shape

@@ -138,7 +138,7 @@ def notes_on_values(name: str, values: Statistics) -> Iterable[str]:
 
 
 def _count_integers(values: Array) -> Statistics:
-    """Return the statistics of integers."""
+    """Return the statistics of integers, at least one."""
     low, high = values.min().item(), values.max().item()
     return Statistics(len(values), low, high, None, 0, 0, *_count_zeros(values == 0))
 
@@ -176,7 +176,7 @@ def _count_any(values: Array) -> Statistics:
 
 
 def _count_plain_floats(values: Array) -> Statistics | None:
-    """Return the statistics of float32; None unless `_squares` shows that all are plain numbers."""
+    """Return the statistics of float32; None for NaN, infinities or squares below `_TINY`."""
     squares = _squares(values)
     if not _TINY <= squares < math.inf:
         return None
@@ -186,10 +186,10 @@ def _count_plain_floats(values: Array) -> Statistics | None:
 
 
 def _count_plain_halves(bits: Array, dtype: str, scratch: Array) -> Statistics | None:
-    """Return the statistics of 16-bit values; None unless all are plain numbers.
+    """Return the statistics of 16-bit values; None for NaN, infinities or squares below `_TINY`.
 
-    Their bits are a sign and a magnitude, and so ordered: integers are compared, which is fast.
-    ``scratch``: memory for half as many integers of 32 bits.
+    ``bits``, at least one, are a sign and a magnitude, and so ordered: integers are compared,
+    which is fast.  ``scratch``: memory for half as many integers of 32 bits.
     """
     infinity, signed = _HALVES[dtype], bits.view("<i2")
     # the greatest value if any is positive, the least one if any is negative
@@ -248,7 +248,10 @@ def _squares(values: Array) -> float:
 
 
 def _code_values(mantissa: int, bias: int, infinity: int, nan: int) -> Array:
-    """Return the value of each code of a type of 8 bits."""
+    """Return the value of each code of a type of 8 bits, as float64.
+
+    ``mantissa``: its bits; ``infinity`` and ``nan``: codes without sign, or 0x80 for FNUZ's NaN.
+    """
     codes = np.arange(256)
     magnitude = codes & 0x7F
     exponent, fraction = magnitude >> mantissa, magnitude & ((1 << mantissa) - 1)

@@ -52,7 +52,8 @@ _STAYS = (
 def choose_shards(files: Files, name: str | None) -> WeightsSource:
     """Return the ZeRO shards to convert: the source ``name``, or that of the tag in `latest`.
 
-    Raises Unsupported if there are none or several, or they are in a form that needs no conversion.
+    Raises Unsupported if there are none or several, or they are in a form that needs no conversion;
+    without any weights the error of `registry.no_weights`.
     """
     sources = registry.sources(files)
     tags = [source for source in sources if source.layout == "zero"]
@@ -175,7 +176,7 @@ def _model_plan(name: str, file: StateFile) -> FilePlan:
 def _file_parts(file: StateFile) -> Iterator[Part]:
     """Yield a file's bytes in order, the records of its archive each by itself.
 
-    Raises Corrupt if records overlap.
+    Raises Corrupt if records overlap, and as `torch_zip.extent`, which reads each one's header.
     """
     archive, size, end_before = file.archive, file.files.sizes()[file.name], 0
 
