@@ -307,7 +307,7 @@ class Summary:
 
     @property
     def unnamed_line(self) -> str:
-        """Return how many files no record names, and the first; empty if there are none."""
+        """Return how many files no record names, with the first few; empty if there are none."""
         if not self.unnamed:
             return ""
         more = ", …" if self.unnamed_files > len(self.unnamed) else ""

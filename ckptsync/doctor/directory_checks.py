@@ -43,11 +43,11 @@ _AS_TRAINER = "run the worker as the user who trains (`ckptsync help service`)"
 
 
 def check_answers(*paths: object) -> None:
-    """Raise StoreError if a path's file system does not answer within `PATIENCE`, for all paths.
+    """Raise StoreError if a file system does not answer; wait up to `PATIENCE` s for all together.
 
     A hard NFS mount never answers once its server is dead, and a process that calls it cannot
     always be killed; so a child process calls statvfs(2) for each path.  A path counts up to its
-    first wildcard; arguments that are no paths are ignored.
+    first wildcard; an error of statvfs(2) is an answer; arguments that are no paths are ignored.
     """
     fixed_paths = [fixed_part(Path(p).absolute()) for p in paths if isinstance(p, (str, Path))]
     until, null = time.monotonic() + PATIENCE, subprocess.DEVNULL

@@ -296,7 +296,7 @@ def _interfaces() -> dict[str, dict[str, str]]:
 
 
 def _address(name: str) -> str:
-    """Return "yes" if an interface has an address beyond its own link, else "no".
+    """Return "yes" if an interface has an IPv4 address, or IPv6 beyond its own link, else "no".
 
     See netdevice(7) for IPv4, and the kernel's list for IPv6.
     """

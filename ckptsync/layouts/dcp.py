@@ -525,7 +525,10 @@ def find_items(files: Files, items: Sequence[StorageItem]) -> list[LocatedItem]:
 
 
 def _compare(kind: _ItemKind, item: StorageItem, window: _Window) -> int | None:
-    """Return the CRC32 in the item if the item is of this kind, else None."""
+    """Return the CRC32 in the item if the item is of this kind, else None.
+
+    Reads a small item whole, of others the head and, if that fits, the tail.
+    """
     size = item.size
     position = window.find(item, 0, size if size <= _SMALL else len(kind.head))
     if not window.data.startswith(kind.head, position):

@@ -587,7 +587,8 @@ def _states(names: Collection[str]) -> list[str]:
 def closed(name: str, files: Files) -> bool:
     """Return whether a file ends as its format demands; True if the format has no known end.
 
-    True also for element types that are not merged; False for a damaged file, such as cut JSON.
+    Reads a header or the end, but all of a JSON file. True also for element types that are not
+    merged; False for a damaged file, such as cut JSON.
     """
     size = files.sizes()[name]
     try:
