@@ -432,6 +432,7 @@ def _list_changed(
     ``key``: of the run's records now. If it is that of the cache, and none is being sent, only
     checkpoints that wait for files are returned. Otherwise also new and changed ones and those in
     ``sending``; the cached run loses its key until `_finish_run`, and its deleted checkpoints.
+    Sets ``cache.is_new`` if any was deleted.
     """
     cached = cache.run(run)
     if key and key == cached.key and not any((run, name) in sending for name in cached.checkpoints):

@@ -297,10 +297,11 @@ def _compare_launch(arrived: published_facts.Arrived, wait: float) -> tuple[Find
 
 
 def compare_published(request: DoctorRequest) -> Diagnosis:
-    """Compare the nodes that have published in a store, and those that train now.
+    """Return the findings about nodes that have published in a store, or that train now.
 
-    Raises ConfigError if the store is missing, or has no facts younger than ``max_age``;
-    StoreError.
+    Writes and removes a file to measure the store's clock; without the right to write, this node's
+    clock is taken for the store's.  Raises ConfigError if the store is missing, or has no facts
+    younger than ``max_age``; StoreError.
     """
     target = request.named_store()
     store = store_checks.open_unchecked(target)

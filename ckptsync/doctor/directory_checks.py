@@ -223,7 +223,8 @@ def _opened_spool(path: Path) -> Iterator[tuple[int, int]]:
 def _check_pins(path: Path, newest: ListedCheckpoint | None) -> Iterator[Finding]:
     """Yield a failure if a new file of the output directory cannot be linked into its spool.
 
-    Makes and removes the file.  Then yields what `_check_owner` yields.  An OSError is a finding.
+    Makes and removes the file, its link, and the spool if it is missing.  Then yields what
+    `_check_owner` yields.  An OSError is a finding.
     """
     trial, made_by = f"{_TRIAL}{secrets.token_hex(8)}", None
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -502,8 +502,8 @@ class _ItemKind:
 def find_items(files: Files, items: Sequence[StorageItem]) -> list[LocatedItem]:
     """Return where the tensor of every item lies, in the order of ``items``.
 
-    They are read in the order of files and offsets. Raise Corrupt for an item that is no archive of
-    one tensor.
+    Reads small items whole, of large ones the heads and tails, in the order of files and offsets.
+    Raise Corrupt for an item that is no archive of one tensor, Unsupported if it is not plain.
     """
     places = [(item.file, item.start) for item in items]
     order = sorted(range(len(items)), key=places.__getitem__)
@@ -547,10 +547,10 @@ def _compare(kind: _ItemKind, item: StorageItem, window: _Window) -> int | None:
 
 
 def _parse(files: Files, item: StorageItem) -> tuple[_ItemKind, int]:
-    """Read an item in full, and return its kind and its CRC32.
+    """Return an item's kind and its CRC32; read all of the item but the tensor's bytes.
 
     The kind has no ``ends``, and so equals no other, if torch does not lay items out like this one.
-    Raise Corrupt if it is no archive of one tensor.
+    Raise Corrupt if it is no archive of one tensor, Unsupported if the tensor is not plain.
     """
     stored, archive = torch_save.load_tensor(files, Extent(item.file, item.start, item.size))
     part = torch_save.part(files, archive, stored)

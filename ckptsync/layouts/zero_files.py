@@ -116,7 +116,8 @@ class StateFile:
 def load(files: Files, name: str) -> StateFile:
     """Return one file with its unpickled content.
 
-    Raise Corrupt if it is no dictionary or damaged, Unsupported for unknown names.
+    Raise Corrupt if it is no dictionary or damaged, Unsupported if its pickle names an unknown class
+    or function; entries of a model file that a script added with such names are left out.
     """
     value, archive = _read(files, Extent(name, 0, files.sizes()[name]))
     if not isinstance(value, dict):
@@ -561,9 +562,9 @@ def _is_equal(first: Any, expected: Any) -> bool:
 
 
 def _optimizer_numbers(file: StateFile) -> Iterator[tuple[str, Any]]:
-    """Yield name and value of the numbers that all ranks share.
+    """Yield name and value of the numbers that all ranks share; the value is None if it is missing.
 
-    They are loss scale, step counts and learning rates.
+    They are stage, partition counts, loss scale, step counts, learning rates and weight decays.
     """
     state = optimizer_state(file)
     yield "zero_stage", zero_stage(state)
