@@ -547,8 +547,9 @@ def _split_by_finished(
 ) -> tuple[dict[str, int], tuple[str, ...]]:
     """Return the files of finished locations (name → bytes), and the prefixes of the others.
 
-    A location is finished if its status is in `UNLISTED` once all files that its records name are
-    taken as present. Only the files below the returned prefixes must be listed.
+    ``records``: of one checkpoint. A location is finished if its status is in `UNLISTED` once all
+    files that its records name are taken as present. Only the files below the returned prefixes
+    must be listed.
     """
     unlisted = list_locations(records, {}, hidden)
     likely_finished = [

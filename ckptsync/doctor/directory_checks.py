@@ -287,7 +287,7 @@ def _check_owner(
 
 
 def _check_readable(path: Path, newest: ListedCheckpoint | None) -> Iterator[Finding]:
-    """Yield a failure if a file of the newest checkpoint cannot be opened.
+    """Yield a failure if a file of the newest checkpoint cannot be opened; one that is gone passes.
 
     Tries `_MOST_FILES`, up to the first failure. Without a checkpoint, yields one for a path
     without read permission.

@@ -401,9 +401,9 @@ def _limits() -> dict[str, int]:
 
 
 def _digest(model: str) -> str:
-    """Return a digest of a model's configuration and indexes, and its weights' names and sizes.
+    """Return a digest of a model's configuration and indexes, and its safetensors' names and sizes.
 
-    "" if the directory has no config.json.
+    It has 16 hex digits; "" if the directory has no config.json.
     """
     folder, parts = Path(model), [_text(f"{model}/config.json")]
     if not parts[0]:  # it may be anything

@@ -80,8 +80,8 @@ def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
     """Return the weights, under the names that the model itself has.
 
     Every chunk is located, and compared with its item. ``root`` may end in ``#section``, for one
-    part of the state dict, or in ``#world=N``, the number of ranks. Raise Unsupported if it is not
-    clear which tensors are the model's, Incomplete without metadata, Corrupt for damage.
+    part of the state dict, or in ``#world=N``, the number of ranks. Raise Unsupported if no tensors
+    are the model's or it is not clear which, Incomplete without metadata, Corrupt for damage.
     """
     folder, section, world = split_root(files, root)
     metadata = read_metadata(files, folder, world)
