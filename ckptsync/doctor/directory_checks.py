@@ -223,8 +223,8 @@ def _opened_spool(path: Path) -> Iterator[tuple[int, int]]:
 def _check_pins(path: Path, newest: ListedCheckpoint | None) -> Iterator[Finding]:
     """Yield a failure if a new file of the output directory cannot be linked into its spool.
 
-    Makes and removes the file, its link, and the spool if it is missing.  Then yields what
-    `_check_owner` yields.  An OSError is a finding.
+    Makes and removes the file, its link, and the spool if it is missing; an OSError of these is the
+    failure.  Then yields what `_check_owner` yields.
     """
     trial, made_by = f"{_TRIAL}{secrets.token_hex(8)}", None
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -275,7 +275,7 @@ def _check_owner(
     """Yield a failure if the output directory is another user's; nothing after the first save.
 
     Root's counts as ours if a file could be made there.  ``made_by``: the owner of the trial file,
-    which a server or a mount may decide; None if none could be made.
+    which a server or a mount may decide; None if none could be made.  Raises OSError.
     """
     owner, uid = path.stat().st_uid, os.geteuid()
     # root's, where all may write, is anybody's
