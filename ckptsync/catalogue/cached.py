@@ -308,9 +308,10 @@ def read_catalogue(
 def _list_store(
     store: Store, runs: Sequence[str], cache: Cache, pool: Executor, now: float
 ) -> _Listing:
-    """List the records of runs, and find the checkpoints to read; raise StoreError.
+    """List the records of runs; return their keys and the checkpoints to read; raise StoreError.
 
-    In ``cache``, a changed run loses its key and its deleted checkpoints. ``now``: see `senders`.
+    In ``cache``, a changed run loses its key and its deleted checkpoints (then ``is_new`` is set),
+    and each run gets the cuts of its next listing. ``now``: see `senders`.
     """
     listing = _Listing()
     for run, entries in _list_runs(store, runs, cache, pool):

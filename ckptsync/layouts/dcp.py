@@ -328,8 +328,9 @@ def _sections(tensors: PathsAndTensors) -> dict[str, PathsAndTensors]:
 def _candidates(sections: Mapping[str, PathsAndTensors], grouped: Collection[str]) -> list[str]:
     """Return the sections that could be the model; [] if there are only other states.
 
-    Of several, those without weights and those of averages are left out, unless all are such.
-    ``grouped``: the sections that have ``param_groups``.
+    The top is left out if it has numbers alone, beside sections. Of several, those without weights
+    and those of averages are left out, unless all are such. ``grouped``: the sections that have
+    ``param_groups``.
     """
     candidates = [
         s

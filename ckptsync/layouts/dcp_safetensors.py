@@ -90,7 +90,7 @@ def roots(names: Collection[str]) -> tuple[str, ...]:
 
 
 def demands(files: Files, root: str) -> dict[str, int | None]:
-    """Return the shards and the files that prove them whole, with sizes.
+    """Return the shards and the files that prove them whole, with sizes: None for a missing shard.
 
     Raise Incomplete if no proof exists, or if it is unknown which shards are missing; Corrupt or
     Unsupported for wrong shards.
