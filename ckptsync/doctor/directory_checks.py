@@ -362,7 +362,7 @@ def check_space(
 
     A failure for the newest's size, a warning for ``expected``.  If neither is known, a warning
     below `_LEAST` bytes, a failure below `_NOTHING`.  Then a failure if there are too few inodes.
-    Nothing if the file system does not answer or does not know its size.
+    Nothing if statvfs(2) fails or gives no size; on a dead mount it waits (see `check_answers`).
     """
     try:
         room = os.statvfs(path)
