@@ -243,8 +243,8 @@ def is_known(names: Collection[str]) -> bool:
 def _preferred_tag(files: Files, candidates: Sequence[WeightsSource]) -> str | None:
     """Return the only DeepSpeed tag, or of several the one that ``latest`` names, as a root.
 
-    Return None if there is no such tag, or if tags are in the directories of several checkpoints and
-    none is at the top.
+    Return None if there is no such tag, or if tags are in the directories of several checkpoints,
+    none of them at the top.
     """
     tags = tuple(s.root for s in candidates if s.layout == "zero")
     if len(tags) == 1:
