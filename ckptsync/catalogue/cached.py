@@ -308,9 +308,10 @@ def read_catalogue(
 def _list_store(
     store: Store, runs: Sequence[str], cache: Cache, pool: Executor, now: float
 ) -> _Listing:
-    """List the records of runs, and find the checkpoints to read; raise StoreError.
+    """List the records of runs; return their keys and the checkpoints to read; raise StoreError.
 
-    In ``cache``, a changed run loses its key and its deleted checkpoints. ``now``: see `senders`.
+    In ``cache``, a changed run loses its key and its deleted checkpoints (then ``is_new`` is set),
+    and each run gets the cuts of its next listing. ``now``: see `senders`.
     """
     listing = _Listing()
     for run, entries in _list_runs(store, runs, cache, pool):
@@ -432,6 +433,7 @@ def _list_changed(
     ``key``: of the run's records now. If it is that of the cache, and none is being sent, only
     checkpoints that wait for files are returned. Otherwise also new and changed ones and those in
     ``sending``; the cached run loses its key until `_finish_run`, and its deleted checkpoints.
+    Sets ``cache.is_new`` if any was deleted.
     """
     cached = cache.run(run)
     if key and key == cached.key and not any((run, name) in sending for name in cached.checkpoints):
@@ -546,8 +548,9 @@ def _split_by_finished(
 ) -> tuple[dict[str, int], tuple[str, ...]]:
     """Return the files of finished locations (name → bytes), and the prefixes of the others.
 
-    A location is finished if its status is in `UNLISTED` once all files that its records name are
-    taken as present. Only the files below the returned prefixes must be listed.
+    ``records``: of one checkpoint. A location is finished if its status is in `UNLISTED` once all
+    files that its records name are taken as present. Only the files below the returned prefixes
+    must be listed.
     """
     unlisted = list_locations(records, {}, hidden)
     likely_finished = [

@@ -307,7 +307,7 @@ class Summary:
 
     @property
     def unnamed_line(self) -> str:
-        """Return how many files no record names, and the first; empty if there are none."""
+        """Return how many files no record names, with the first few; empty if there are none."""
         if not self.unnamed:
             return ""
         more = ", …" if self.unnamed_files > len(self.unnamed) else ""
@@ -545,7 +545,8 @@ def summarize_begun(
     """Return an UPLOADING summary of a checkpoint that nodes upload and that has no manifest yet.
 
     ``nodes``: id → seconds when that node last announced its upload. ``entries``: the files that
-    are in the store already. All its times are that of the newest file or announcement.
+    are in the store already; not both are empty. All its times are that of the newest file or
+    announcement.
     """
     files = list(entries)
     last = max([*nodes.values(), *(e.mtime for e in files)])
@@ -646,7 +647,7 @@ def cut(lines: Sequence[str]) -> tuple[str, ...]:
 
 
 def show_ranks(ranks: Iterable[int]) -> str:
-    """Return ranks, in any order, as ``0-3,7``; empty for none."""
+    """Return distinct ranks, in any order, as ``0-3,7``; empty for none."""
     spans: list[list[int]] = []
     for number in sorted(ranks):
         if spans and spans[-1][1] == number - 1:

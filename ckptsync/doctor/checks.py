@@ -475,7 +475,7 @@ def compare_versions(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
 def check_transformers(node: NodeFacts) -> Iterator[Finding]:
     """Yield a warning for versions of transformers that leave out files on nodes but the first.
 
-    From 5.15 on with save_on_each_node, from 4.36 to 4.38 if NNODES is not 1.
+    From 5.15 on with save_on_each_node, from 4.36 to 4.38 if NNODES is set, and not 1.
     """
     text = node.versions.get("transformers", "")
     if parse_version(text) >= (5, 15) and is_true(node.training.get("save_on_each_node", "")):

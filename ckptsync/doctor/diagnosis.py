@@ -129,7 +129,8 @@ def check_runs(config: Config, output_dirs: Sequence[Path] = ()) -> Iterator[Fin
     """Yield a finding for each directory that the worker cannot serve.
 
     Failures: those that `worker.runs` matches and that are left out, and ``output_dirs`` that it
-    does not match.  Warnings: paths of `worker.runs` below a directory that this user cannot reach.
+    does not match.  Warnings: paths of `worker.runs` below a directory that does not exist, or that
+    this user cannot reach.
 
     ``output_dirs``: directories that exist, or that trainings will make.
     """
@@ -245,9 +246,10 @@ def _publish(
 ) -> Diagnosis:
     """Publish this node's facts in the store; return the diagnosis with the findings of that.
 
-    With ``wait``, wait for the other nodes of the launch, and compare them: these findings replace
-    this node's, which are among them.  Else compare with those that published lately, if
-    ``compares``.  An error of either is a failure.
+    With ``wait``, wait up to so many seconds for the other nodes of the launch, and compare them:
+    these findings replace this node's, which are among them.  Else compare with those that
+    published lately, if ``compares``.  An error becomes a failure; if publishing failed, nothing is
+    compared and ``published`` stays as it was.
     """
     name, nodes = "", diagnosis.nodes
     findings, why = diagnosis.findings, "other nodes cannot be compared with this one"
@@ -295,10 +297,11 @@ def _compare_launch(arrived: published_facts.Arrived, wait: float) -> tuple[Find
 
 
 def compare_published(request: DoctorRequest) -> Diagnosis:
-    """Compare the nodes that have published in a store, and those that train now.
+    """Return the findings about nodes that have published in a store, or that train now.
 
-    Raises ConfigError if the store is missing, or has no facts younger than ``max_age``;
-    StoreError.
+    Writes and removes a file to measure the store's clock; without the right to write, this node's
+    clock is taken for the store's.  Raises ConfigError if the store is missing, or has no facts
+    younger than ``max_age``; StoreError.
     """
     target = request.named_store()
     store = store_checks.open_unchecked(target)

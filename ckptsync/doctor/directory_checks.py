@@ -43,11 +43,11 @@ _AS_TRAINER = "run the worker as the user who trains (`ckptsync help service`)"
 
 
 def check_answers(*paths: object) -> None:
-    """Raise StoreError if a path's file system does not answer within `PATIENCE`, for all paths.
+    """Raise StoreError if a file system does not answer; wait up to `PATIENCE` s for all together.
 
     A hard NFS mount never answers once its server is dead, and a process that calls it cannot
     always be killed; so a child process calls statvfs(2) for each path.  A path counts up to its
-    first wildcard; arguments that are no paths are ignored.
+    first wildcard; an error of statvfs(2) is an answer; arguments that are no paths are ignored.
     """
     fixed_paths = [fixed_part(Path(p).absolute()) for p in paths if isinstance(p, (str, Path))]
     until, null = time.monotonic() + PATIENCE, subprocess.DEVNULL
@@ -223,7 +223,8 @@ def _opened_spool(path: Path) -> Iterator[tuple[int, int]]:
 def _check_pins(path: Path, newest: ListedCheckpoint | None) -> Iterator[Finding]:
     """Yield a failure if a new file of the output directory cannot be linked into its spool.
 
-    Makes and removes the file.  Then yields what `_check_owner` yields.  An OSError is a finding.
+    Makes and removes the file, its link, and the spool if it is missing; an OSError of these is the
+    failure.  Then yields what `_check_owner` yields.
     """
     trial, made_by = f"{_TRIAL}{secrets.token_hex(8)}", None
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -274,7 +275,7 @@ def _check_owner(
     """Yield a failure if the output directory is another user's; nothing after the first save.
 
     Root's counts as ours if a file could be made there.  ``made_by``: the owner of the trial file,
-    which a server or a mount may decide; None if none could be made.
+    which a server or a mount may decide; None if none could be made.  Raises OSError.
     """
     owner, uid = path.stat().st_uid, os.geteuid()
     # root's, where all may write, is anybody's
@@ -286,7 +287,7 @@ def _check_owner(
 
 
 def _check_readable(path: Path, newest: ListedCheckpoint | None) -> Iterator[Finding]:
-    """Yield a failure if a file of the newest checkpoint cannot be opened.
+    """Yield a failure if a file of the newest checkpoint cannot be opened; one that is gone passes.
 
     Tries `_MOST_FILES`, up to the first failure. Without a checkpoint, yields one for a path
     without read permission.
@@ -361,7 +362,7 @@ def check_space(
 
     A failure for the newest's size, a warning for ``expected``.  If neither is known, a warning
     below `_LEAST` bytes, a failure below `_NOTHING`.  Then a failure if there are too few inodes.
-    Nothing if the file system does not answer or does not know its size.
+    Nothing if statvfs(2) fails or gives no size; on a dead mount it waits (see `check_answers`).
     """
     try:
         room = os.statvfs(path)

@@ -81,7 +81,10 @@ class NodeFacts:
 
 
 def read_facts(raw: Mapping[str, Any]) -> NodeFacts:
-    """Return a node's facts; a missing value, or one of a wrong type, is the field's default."""
+    """Return a node's facts; a missing value, or one of a wrong type, is the field's default.
+
+    The name is ``node``, else ``host``, else "?".
+    """
     fields = raw if isinstance(raw, Mapping) else {}
     name = _convert(str, fields.get("node")) or _convert(str, fields.get("host")) or "?"
     return _convert_fields(NodeFacts, {**fields, "name": name})

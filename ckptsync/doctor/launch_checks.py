@@ -74,7 +74,8 @@ _RANK_HINT = "number the nodes from 0 on, each once"
 def compare_counts(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
     """Yield a failure if more or fewer nodes published facts than NNODES, the greatest, says.
 
-    Fewer are none in an elastic launch.  Yields nothing under Ray or in a training that has begun.
+    Fewer are none in an elastic launch.  Yields nothing if any node is under Ray, or in a
+    training that has begun.
     """
     if any(node.within for node in nodes):
         return
@@ -93,7 +94,8 @@ def compare_counts(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
 def compare_variables(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
     """Yield a failure if a launch variable differs between nodes, or two nodes have one NODE_RANK.
 
-    Also what `_compare_world` yields.  Yields nothing under Ray or in a training that has begun.
+    Also what `_compare_world` yields.  Yields nothing if any node is under Ray, or in a training
+    that has begun.
     """
     if any(node.within for node in nodes):
         return
@@ -287,7 +289,8 @@ def compare_reachable(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
 def _check_reachable(node: NodeFacts) -> Iterator[Finding]:
     """Yield a failure if the only chosen interface is loopback.
 
-    Yield a warning if NCCL may choose it, or if the host's name has a loopback address.
+    Yield a warning if NCCL may choose it, or if the host's name has loopback addresses only and
+    GLOO_SOCKET_IFNAME is not set.
     """
     for name in _INTERFACES:
         text = node.variable(name)

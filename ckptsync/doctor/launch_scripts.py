@@ -95,10 +95,11 @@ def _words(text: str, variables: dict[str, str]) -> Iterator[str]:
 
 
 def _words_of(line: str, variables: dict[str, str], depth: int) -> Iterator[str]:
-    """Yield the words of one line, with variables replaced; assignments change ``variables``.
+    """Yield words and operators of a line, variables replaced; assignments change ``variables``.
 
     Assignments are yielded, too; one of a ``$(…)`` removes the variable.  At depth 0 a word with
-    options in it, such as that of ``bash -c '…'``, is split.
+    options in it, such as that of ``bash -c '…'``, is split.  If a quotation does not end in this
+    line, its quotes count as blanks.
     """
     lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|()<>")
     lexer.whitespace_split = True

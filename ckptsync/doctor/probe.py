@@ -296,7 +296,7 @@ def _interfaces() -> dict[str, dict[str, str]]:
 
 
 def _address(name: str) -> str:
-    """Return "yes" if an interface has an address beyond its own link, else "no".
+    """Return "yes" if an interface has an IPv4 address, or IPv6 beyond its own link, else "no".
 
     See netdevice(7) for IPv4, and the kernel's list for IPv6.
     """
@@ -401,9 +401,9 @@ def _limits() -> dict[str, int]:
 
 
 def _digest(model: str) -> str:
-    """Return a digest of a model's configuration and indexes, and its weights' names and sizes.
+    """Return a digest of a model's configuration and indexes, and its safetensors' names and sizes.
 
-    "" if the directory has no config.json.
+    It has 16 hex digits; "" if the directory has no config.json.
     """
     folder, parts = Path(model), [_text(f"{model}/config.json")]
     if not parts[0]:  # it may be anything

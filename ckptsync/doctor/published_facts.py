@@ -150,7 +150,8 @@ def meet(
     """Publish this node's facts, and wait until ``expected`` nodes have read each other's.
 
     Waits at most ``seconds``, a little longer while nodes arrive; returns those that did, complete
-    or not.  Reads the store about once a second.  ``progress`` is called now and at arrivals.
+    or not.  Reads the store about once a second.  ``progress`` is called now and at arrivals, but
+    not when the wait ends.
 
     Each call has a new id, and each node writes with its facts the ids that it has read.  A node
     has arrived once it has read this node's id, and this node its id, so facts of an earlier launch
@@ -184,9 +185,9 @@ def meet(
 def _read_others(
     store: Store, own_facts: dict[str, Any]
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Read the facts of the job's other nodes, and publish which ids this node has now read.
+    """Return this node's facts with the ids that it has read, and those of the job's other nodes.
 
-    Return this node's facts with these ids, and the others' facts.  Raises as `meet` does.
+    Reads them, and publishes this node's if the ids have changed.  Raises as `meet` does.
     """
     now, job = time.time() - (read_number(own_facts.get("clock")) or 0.0), own_facts.get("job", "")
     records = [node for node in read_published(store, now)[0] if node.get("job", "") == job]

@@ -80,8 +80,8 @@ def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
     """Return the weights, under the names that the model itself has.
 
     Every chunk is located, and compared with its item. ``root`` may end in ``#section``, for one
-    part of the state dict, or in ``#world=N``, the number of ranks. Raise Unsupported if it is not
-    clear which tensors are the model's, Incomplete without metadata, Corrupt for damage.
+    part of the state dict, or in ``#world=N``, the number of ranks. Raise Unsupported if no tensors
+    are the model's or it is not clear which, Incomplete without metadata, Corrupt for damage.
     """
     folder, section, world = split_root(files, root)
     metadata = read_metadata(files, folder, world)
@@ -328,8 +328,9 @@ def _sections(tensors: PathsAndTensors) -> dict[str, PathsAndTensors]:
 def _candidates(sections: Mapping[str, PathsAndTensors], grouped: Collection[str]) -> list[str]:
     """Return the sections that could be the model; [] if there are only other states.
 
-    Of several, those without weights and those of averages are left out, unless all are such.
-    ``grouped``: the sections that have ``param_groups``.
+    The top is left out if it has numbers alone, beside sections. Of several, those without weights
+    and those of averages are left out, unless all are such. ``grouped``: the sections that have
+    ``param_groups``.
     """
     candidates = [
         s
@@ -502,8 +503,8 @@ class _ItemKind:
 def find_items(files: Files, items: Sequence[StorageItem]) -> list[LocatedItem]:
     """Return where the tensor of every item lies, in the order of ``items``.
 
-    They are read in the order of files and offsets. Raise Corrupt for an item that is no archive of
-    one tensor.
+    Reads small items whole, of large ones the heads and tails, in the order of files and offsets.
+    Raise Corrupt for an item that is no archive of one tensor, Unsupported if it is not plain.
     """
     places = [(item.file, item.start) for item in items]
     order = sorted(range(len(items)), key=places.__getitem__)
@@ -525,7 +526,10 @@ def find_items(files: Files, items: Sequence[StorageItem]) -> list[LocatedItem]:
 
 
 def _compare(kind: _ItemKind, item: StorageItem, window: _Window) -> int | None:
-    """Return the CRC32 in the item if the item is of this kind, else None."""
+    """Return the CRC32 in the item if the item is of this kind, else None.
+
+    Reads a small item whole, of others the head and, if that fits, the tail.
+    """
     size = item.size
     position = window.find(item, 0, size if size <= _SMALL else len(kind.head))
     if not window.data.startswith(kind.head, position):
@@ -544,10 +548,10 @@ def _compare(kind: _ItemKind, item: StorageItem, window: _Window) -> int | None:
 
 
 def _parse(files: Files, item: StorageItem) -> tuple[_ItemKind, int]:
-    """Read an item in full, and return its kind and its CRC32.
+    """Return an item's kind and its CRC32; read all of the item but the tensor's bytes.
 
     The kind has no ``ends``, and so equals no other, if torch does not lay items out like this one.
-    Raise Corrupt if it is no archive of one tensor.
+    Raise Corrupt if it is no archive of one tensor, Unsupported if the tensor is not plain.
     """
     stored, archive = torch_save.load_tensor(files, Extent(item.file, item.start, item.size))
     part = torch_save.part(files, archive, stored)

@@ -65,9 +65,10 @@ class StorageItem(Stated):
     transforms: Any
 
     def take(self, items: list[Any]) -> None:
-        """Set file, start and size; raise Corrupt if one is missing.
+        """Set file, start, size and transforms (None if there are none).
 
-        ``file`` is relative to the checkpoint's directory until `_items` joins them.
+        ``file`` is relative to the checkpoint's directory until `_items` joins them. Raise Corrupt
+        without a file, or if start or size is no natural number.
         """
         self.transforms = None
         if items[::2] == _OF_ITEM:

@@ -90,7 +90,7 @@ def roots(names: Collection[str]) -> tuple[str, ...]:
 
 
 def demands(files: Files, root: str) -> dict[str, int | None]:
-    """Return the shards and the files that prove them whole, with sizes.
+    """Return the shards and the files that prove them whole, with sizes: None for a missing shard.
 
     Raise Incomplete if no proof exists, or if it is unknown which shards are missing; Corrupt or
     Unsupported for wrong shards.
@@ -104,6 +104,7 @@ def demands(files: Files, root: str) -> dict[str, int | None]:
 def tensors(files: Files, root: str, outside: ExpectedModel | None = None) -> tuple[Tensor, ...]:
     """Return the weights, if a proof outside of the shards says that they are whole.
 
+    ``outside``: a base model or configuration that may prove it, beside the files in ``files``.
     ``root`` may end in ``#world=N``, the number of ranks as the user knows it; then the shards of
     all ranks are the proof. Raise Incomplete without a proof or if a shard is missing, Corrupt or
     Unsupported for wrong shards.

@@ -241,9 +241,10 @@ def is_known(names: Collection[str]) -> bool:
 
 
 def _preferred_tag(files: Files, candidates: Sequence[WeightsSource]) -> str | None:
-    """Return the DeepSpeed tag that the checkpoint's ``latest`` names, or the only one, as a root.
+    """Return the only DeepSpeed tag, or of several the one that ``latest`` names, as a root.
 
-    Return None if there is no such tag, or if tags are in the directories of several checkpoints.
+    Return None if there is no such tag, or if tags are in the directories of several checkpoints,
+    none of them at the top.
     """
     tags = tuple(s.root for s in candidates if s.layout == "zero")
     if len(tags) == 1:
@@ -404,7 +405,7 @@ def _rivals(files: Files, candidates: Sequence[WeightsSource]) -> list[WeightsSo
 def deepspeed_tags(files: Files, source: WeightsSource) -> tuple[str, tuple[str, ...]]:
     """Return DeepSpeed's tag in the checkpoint of ``source``, and its other tags, as roots.
 
-    The tag is the source itself, or the one that ``latest`` names, or the only one; "" if there is
+    The tag is the source itself, or the only one, or the one that ``latest`` names; "" if there is
     none.
     """
     home = source.root if source.is_whole else source.root.rpartition("/")[0]
@@ -587,7 +588,8 @@ def _states(names: Collection[str]) -> list[str]:
 def closed(name: str, files: Files) -> bool:
     """Return whether a file ends as its format demands; True if the format has no known end.
 
-    True also for element types that are not merged; False for a damaged file, such as cut JSON.
+    Reads a header or the end, but all of a JSON file. True also for element types that are not
+    merged; False for a damaged file, such as cut JSON.
     """
     size = files.sizes()[name]
     try:
@@ -621,7 +623,7 @@ def closed(name: str, files: Files) -> bool:
 
 
 def _is_hollow(files: Files, source: WeightsSource) -> bool:
-    """Return whether a source of whole weights consists of empty placeholders of ZeRO-3.
+    """Return whether a source of whole weights has an empty placeholder of ZeRO-3.
 
     False also if it cannot be read: its use raises the error. Sources that are not hollow are
     preferred. See LlamaFactory#1226 and peft#2500.

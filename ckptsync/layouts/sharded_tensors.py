@@ -243,7 +243,7 @@ def local_shape(runs: Sequence[Sequence[Run]]) -> Shape:
 def boxes(runs: Sequence[Sequence[Run]]) -> Iterator[tuple[Shape, Shape, Shape]]:
     """Yield the boxes that runs make: offsets, sizes, and offsets in the rank's local tensor.
 
-    None if an axis has no runs. Raise Unsupported for more than `_MOST_RUNS`.
+    Yield nothing if an axis has no runs. Raise Unsupported for more than `_MOST_RUNS`.
     """
     if prod(map(len, runs)) > _MOST_RUNS:
         raise Unsupported(

@@ -164,9 +164,10 @@ def _join(files: ZeroFiles, ranks: Sequence[MpRank]) -> tuple[tuple[Tensor, ...]
 
 
 def _join_stages(files: ZeroFiles, ranks: Sequence[MpRank]) -> tuple[tuple[Tensor, ...], list[str]]:
-    """Return the tensors of all pipeline stages, those of a tied module once, and remarks.
+    """Return the tensors of all pipeline stages, and remarks on names and on layers without a file.
 
-    Raise Corrupt if a model file has weights as well.
+    Of a tied module's copies the first stage's is returned. Raise Corrupt if a model file has
+    weights as well.
     """
     if any(rank.own for rank in ranks):
         raise Corrupt(

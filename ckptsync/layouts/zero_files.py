@@ -116,7 +116,8 @@ class StateFile:
 def load(files: Files, name: str) -> StateFile:
     """Return one file with its unpickled content.
 
-    Raise Corrupt if it is no dictionary or damaged, Unsupported for unknown names.
+    Raise Corrupt if it is no dictionary or damaged, Unsupported if its pickle names an unknown
+    class; entries of a model file that a script added with such classes are left out.
     """
     value, archive = _read(files, Extent(name, 0, files.sizes()[name]))
     if not isinstance(value, dict):
@@ -391,7 +392,10 @@ class ZeroFiles:
         ]
 
     def model_files(self, mp: int) -> list[str]:
-        """Return the model file, at stage 3 every data-parallel rank's; raise as `by_rank`."""
+        """Return the name of the model file, at stage 3 of every data-parallel rank's.
+
+        The files may be missing. Raise as `by_rank`.
+        """
         if self.setup.stage < 3:
             return [join(self.root, f"mp_rank_{mp:02d}_model_states.pt")]
         names, stem = self.by_rank(MODEL_OF_RANK), join(self.root, "zero_pp_rank_")
@@ -401,11 +405,11 @@ class ZeroFiles:
         ]
 
     def all_model_files(self) -> list[str]:
-        """Return the model files of all ranks."""
+        """Return the names of the model files of all ranks, also of missing ones."""
         return [name for mp in range(self.setup.mp) for name in self.model_files(mp)]
 
     def all_optimizer_files(self) -> list[str]:
-        """Return the optimizer files of all ranks."""
+        """Return the names of the optimizer files of all ranks, also of missing ones."""
         return [name for mp in range(self.setup.mp) for name in self.optimizer_files(mp)]
 
     def layer_files(self) -> dict[str, int]:
@@ -561,9 +565,9 @@ def _is_equal(first: Any, expected: Any) -> bool:
 
 
 def _optimizer_numbers(file: StateFile) -> Iterator[tuple[str, Any]]:
-    """Yield name and value of the numbers that all ranks share.
+    """Yield name and value of the numbers that all ranks share; the value is None if it is missing.
 
-    They are loss scale, step counts and learning rates.
+    They are stage, partition counts, loss scale, step counts, learning rates and weight decays.
     """
     state = optimizer_state(file)
     yield "zero_stage", zero_stage(state)

@@ -204,11 +204,11 @@ def _index(base: Mapping[str, Any], group: int) -> Any:
 
 
 def _flat(file: StateFile, master: StoredTensor, states_of_torch: Mapping[Any, Any]) -> _Flat:
-    """Return a rank's flat masters of a group with their states, and read tensors of one number.
+    """Return a rank's flat masters of a group with their states; read tensors of one number.
 
     ``states_of_torch``: the optimizer's states of them, by name; those that are None are left out.
-    Raise Unsupported for any but ``step`` that has not at least one value for each element, Corrupt
-    for a key that is no identifier, or ``fp32``.
+    Raise Unsupported unless ``step`` is one number and every other state has at least one value for
+    each element, Corrupt for a key that is no identifier, or ``fp32``.
     """
     states: dict[str, Part] = {}
     dtypes: dict[str, str] = {}

@@ -225,7 +225,8 @@ def _across(ranks: Sequence[Copy], start: int, numel: int) -> Iterator[Part]:
 def _slices(file: StateFile, group: int) -> Slices | None:
     """Return what a file's ``param_slice_mappings`` record of a group, without empty slices.
 
-    None if the file has none. Raise Corrupt if they have no dictionary of slices for this group.
+    None if the file has none. Raise Corrupt if they have no dictionary of slices for this group, or
+    a slice in it has not a name and two natural numbers.
     """
     if optimizer_state(file).get("param_slice_mappings") is None:
         return None

@@ -171,8 +171,8 @@ def create_record(store: Store, record: Record) -> tuple[str, bytes]:
 def append_record(store: Store, record: Record) -> str:
     """List a location's records; write one with the next free number of its kind; return its name.
 
-    ``record.n`` is ignored. Raise as `create_record` does. Two writers at once may choose the same
-    number; both records are then stored.
+    ``record`` is no manifest; its ``n`` is ignored. Raise as `create_record` does. Two writers at
+    once may choose the same number; both records are then stored.
     """
     names = [entry.name for entry in store.names(records_prefix(record.run, record.location))]
     number = next_number(names, record.location, kind_of(record))

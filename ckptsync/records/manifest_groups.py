@@ -507,7 +507,10 @@ def _contradictions(a: Group, b: Group) -> Iterator[str]:
 
 
 def _explain_incomplete(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """Yield up to two lines: which ranks, and the first file, the manifests lack or have wrong."""
+    """Yield up to two lines: which ranks, and the first file, the manifests lack or have wrong.
+
+    Unknown ranks count as lacking: nothing is yielded only for a checkpoint that is complete.
+    """
     demands, files = merge_demands(manifests), {f.path: f.size for m in manifests for f in m.files}
     ranks = {rank for m in manifests for rank in m.ranks}
     if demands.world is None:

@@ -127,7 +127,7 @@ def _without_earlier(
 
 
 def compare(a: Evidence, b: Evidence) -> Sameness:
-    """Return whether two parts are one save; symmetric.
+    """Return whether two parts are one save ("one", "two" or "unproven"), and why; symmetric.
 
     The module's docstring has the order of evidence.
     """

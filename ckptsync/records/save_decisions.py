@@ -88,8 +88,8 @@ def fate(stones: Mapping[str, Tombstone], manifests: Collection[str]) -> Fate:
     """Return what the tombstones in force decide about the save of these manifests.
 
     ``manifests``: the names of those that count. A tombstone that names none of them is ignored. If
-    one is of the whole location, those of its shards are not among ``stones``. A tombstone without
-    a reason gives its name as the reason.
+    one is of the whole location, the result's ``stones`` are those of the whole location alone. A
+    tombstone without a reason gives its name as the reason.
     """
     names = set(manifests)
     in_force = {

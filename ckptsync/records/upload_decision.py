@@ -233,9 +233,9 @@ def find_recorded(
 def _may_be_of_save(manifest: Manifest, draft: Manifest) -> bool:
     """Return whether a manifest of the same node may be of the save of ``draft``.
 
-    Without an id in either it may. Else the ids must match, or some file be the same by digest and
-    mtime: it was stored before the hook marked the save. The same bytes alone may be of an earlier
-    attempt, which was killed.
+    It may if ``draft`` has no id, or both have the same. Else some file must be the same by path,
+    digest and mtime: it was stored before the hook marked the save. The same bytes alone may be of
+    an earlier attempt, which was killed.
     """
     if not draft.save or manifest.save == draft.save:
         return True

@@ -182,10 +182,10 @@ def _find_idle_adapter(own: CountedModel) -> Iterator[WeightsFinding]:
 def _find_unchanged(own: CountedModel, earlier: Sequence[CountedModel]) -> Iterator[WeightsFinding]:
     """Yield one finding for tensors that did not change, and changed between all models before.
 
-    Nothing is yielded with fewer than `EARLIER` earlier models, for the model at the end, or if
-    they are less than `_SHARE` of the changing elements. Small tensors of types with few digits do
-    not count, since a small step may leave them; nor an expert that no token reached, if others of
-    its layer changed.
+    ``earlier``: the last model first. Yields nothing for fewer than `EARLIER`, for the model at the
+    end, or if they are less than `_SHARE` of the changing elements. Small tensors of types with few
+    digits do not count, since a small step may leave them; nor an expert that no token reached, if
+    others of its layer changed.
     """
     if len(earlier) < EARLIER or own.step == inf:
         return
@@ -240,9 +240,10 @@ def _find_jumps(
 ) -> Iterator[WeightsFinding]:
     """Yield at most one finding for tensors whose norm changed by far more than is usual for them.
 
-    The tensor with the largest change comes first. Only matrices, and tensors with a part of the
-    model's norm, count: a bias may be nearly 0 and grow by any factor. A tensor with a norm of 0 in
-    any of the models is passed over. ``factor``: the least change of a norm that counts.
+    ``earlier``: at least one model, the last first. ``factor``: the least change of a norm that
+    counts. The tensor with the largest change comes first. Only matrices, and tensors with a part
+    of the model's norm, count: a bias may be nearly 0 and grow by any factor. A tensor with a norm
+    of 0 in any of the models is passed over.
     """
     least_norm = sqrt(_SHARE) * hypot(*(tensor.norm for tensor in own.tensors.values()))
     moves: dict[str, float] = {}
