@@ -338,9 +338,9 @@ def _describe(ranges: Ranges, tensors: Collection[str]) -> str:
 
 
 def find_differing(recorded: FileDigest, digests: FileDigest) -> Ranges:
-    """Return the ranges that differ, by blocks if both have the same; empty if equal.
+    """Return the ranges that differ, by blocks if both have blocks of one size; empty if equal.
 
-    Without comparable blocks it is the whole file.
+    It is the whole file without such blocks, or if all blocks match and the files' digests do not.
     """
     if (recorded.size, recorded.digest) == (digests.size, digests.digest):
         return ()

@@ -196,7 +196,8 @@ class Multipart:
     def reuse_part(self, part: FilePart) -> bool:
         """Return True, and count a part as sent, if the upload has a part with its checksum.
 
-        The first call chooses an unfinished upload to continue, or begins one.
+        True for every part, without a request, if the key is ``stored`` already. Else the first
+        call chooses an unfinished upload to continue, or begins one. Raise as `Bucket.ask`.
         """
         if self._stored:
             self._sums[part.number] = sum_of(part.data)

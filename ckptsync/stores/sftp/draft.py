@@ -214,9 +214,10 @@ class SftpTarget:
     def _rename_request(
         self, session: Session, part_path: bytes, final_path: bytes, *, is_taken: bool
     ) -> Request:
-        """Return the request that renames the temporary file, and replaces a file if it may.
+        """Return the request that renames the temporary file; with `replaces`, over a file.
 
         Raise StoreError if the name is taken, and the server cannot replace a file in one step.
+        Without `replaces` the caller has raised Exists for a name that is taken.
         """
         rename = Request(PacketType.RENAME, text(part_path) + text(final_path))
         if self.replaces and RENAME_OVER in session.extensions:
