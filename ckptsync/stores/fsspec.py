@@ -498,8 +498,9 @@ _DENIED = (
 def error_for(title: str, e: Exception) -> StoreError:
     """Return the StoreError for an exception of fsspec or a client library.
 
-    ``title`` is the store and a name, for the message. Transient if the same call may succeed
-    later: the server is busy or fails, the connection broke, or the system's error passes.
+    ``title`` is the store and a name, for the message. NotFound if there is no such file.
+    Transient if the same call may succeed later: the server is busy or fails, the connection broke,
+    or the system's error passes.
     """
     names = {cls.__name__ for cls in type(e).__mro__}
     codes = (getattr(e, key, None) for key in ("status_code", "status", "code"))

@@ -353,7 +353,7 @@ def find_differing(recorded: FileDigest, digests: FileDigest) -> Ranges:
 
 
 def join_ranges(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """Return the ranges sorted; those that touch each other are joined."""
+    """Return the ranges sorted; those that touch or overlap are joined."""
     joined: list[tuple[int, int]] = []
     for start, end in sorted(ranges):
         if joined and start <= joined[-1][1]:

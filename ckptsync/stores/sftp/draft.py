@@ -276,9 +276,9 @@ class SftpUpload:
         return True
 
     def put(self, part: FilePart) -> None:
-        """Write a part; wait until it lies within the tail. It may sync the file.
+        """Wait until a part lies within the tail, then write it; sync the file after half a tail.
 
-        Nothing is written after another thread's error. Raise as `_run`.
+        Return without writing it, and without an error, if another thread failed. Raise as `_run`.
         """
         end = part.start + len(part.data)
         with self._changed:
