@@ -121,8 +121,9 @@ def with_action(
     """Return the decision with the action due at ``now``, its scope, and the seconds of grace left.
 
     What is dropped is marked, or removed if it was marked ``grace`` seconds ago; it waits before,
-    and for ``grace`` seconds after a withdrawal. What is kept is withdrawn if it is marked. A
-    removal that has begun goes on ("remove"), or is "nothing" once the shards are deleted.
+    and for ``grace`` seconds after a withdrawal. What is kept is withdrawn if it is marked; so is a
+    location that is marked as a whole and now loses only its shards. A removal that has begun goes
+    on ("remove"), or is "nothing" once the shards are deleted. ``now``: on the store's clock.
     """
     verdict = decision.verdict
     # A location marked as a whole is removed, or its mark withdrawn, before its shards matter.

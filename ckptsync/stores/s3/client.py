@@ -281,7 +281,10 @@ class _DescriptionReader(botocore.loaders.JSONFileLoader):  # type: ignore[misc]
 
 @functools.cache
 def _loader(data_path: str | None) -> Any:
-    """Return botocore's loader of API descriptions, one for the process: reading takes long."""
+    """Return botocore's loader of the API description of S3, cached: reading takes long.
+
+    ``data_path``: where else it looks; None for botocore's own directories.
+    """
     loader = botocore.loaders.create_loader(data_path)
     loader.file_loader = _DescriptionReader()
     loader.list_available_services = lambda _: ["s3"]  # else it opens the directories of 400

@@ -434,7 +434,7 @@ class Session:
     def _receive_data(self, size: int, out: memoryview) -> int:
         """Receive the bytes of a DATA packet into ``out``; return how many they are.
 
-        Raise Malformed if they are more than ``out`` holds, or differ from the packet's size.
+        Raise Malformed if they are none, more than ``out`` holds, or not the rest of the packet.
         """
         count = int.from_bytes(self._connection.receive_bytes(4), "big") if size >= 4 else 0
         if not 0 < count <= len(out) or size != 4 + count:
