@@ -65,7 +65,7 @@ def is_store(
     """Return whether there is a store at a URL; False if there is nothing.
 
     Asks for the file that marks a store. Raise ConfigError for a URL that can be no store,
-    StoreError if it cannot be reached.
+    Unsupported for a kind that is refused, StoreError if it cannot be reached.
     """
     target = located(url)
     if isinstance(target, Path) and not target.is_dir():
@@ -191,7 +191,7 @@ class Access:
     _opened: dict[str, Store] = field(default_factory=dict, compare=False)
 
     def store(self, target: Remote) -> Store:
-        """Return the store at a URL, opened at the first call. Raise ConfigError, StoreError."""
+        """Return the store at a URL, opened at the first call. Raise as `open_any`."""
         if target.url not in self._opened:
             self._opened[target.url] = open_any(target.url, self.options_of(target), self.limits)
         return self._opened[target.url]

@@ -282,10 +282,11 @@ def _locate_damage(source: CountedSource, file: ExpectedFile) -> VerifyFinding:
 
 
 def _differing_tensors(source: CountedSource, file: ExpectedFile) -> Ranges:
-    """Return the ranges of a model's file that differ: whole tensors, and the header.
+    """Return the ranges of a model's file that differ: whole tensors, and the header; empty if equal.
 
-    Reads every tensor, and the whole file if all of them match. Each tensor has a digest; what
-    differs and lies in no tensor lies in the header. Raise StoreError.
+    Reads every tensor, and the whole file if all of them match: then a difference lies in the
+    header. If tensors differ, the header is named only if it does not parse. Raise StoreError, and
+    NotFound or Corrupt if the file is shorter.
     """
     spans = [(t, Extent(file.name, t.start, t.size)) for t in file.tensors]
     differing = [e for t, e in spans if digest_of(pieces(source, e)) != t.digest]
