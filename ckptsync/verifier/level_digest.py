@@ -282,7 +282,7 @@ def _locate_damage(source: CountedSource, file: ExpectedFile) -> VerifyFinding:
 
 
 def _differing_tensors(source: CountedSource, file: ExpectedFile) -> Ranges:
-    """Return the ranges of a model's file that differ: whole tensors, and the header; empty if equal.
+    """Return the ranges of a model's file that differ, if any: whole tensors, and the header.
 
     Reads every tensor, and the whole file if all of them match: then a difference lies in the
     header. If tensors differ, the header is named only if it does not parse. Raise StoreError, and

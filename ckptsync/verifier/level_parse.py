@@ -30,7 +30,7 @@ _BELOW: dict[str, Level] = {UNPARSED: "digest", UNLOADED: "parse"}
 
 
 def reached_level(level: Level, findings: Iterable[VerifyFinding]) -> Level:
-    """Return ``level``, or "digest" after a note `UNPARSED`, "parse" after `UNLOADED`: the lowest."""
+    """Return the lowest of ``level``, "digest" if a note is `UNPARSED`, "parse" if `UNLOADED`."""
     details = [f.detail for f in findings if f.kind == "note"]
     lower_levels = [
         below for sign, below in _BELOW.items() if any(d.startswith(sign) for d in details)
