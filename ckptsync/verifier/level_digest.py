@@ -246,8 +246,8 @@ def locate_damage(
 ) -> list[VerifyFinding]:
     """Read damaged files once more; return a finding for each, with byte ranges and tensors.
 
-    A file whose second read is right has a finding, too, without ranges. ``checkpoint`` is read to
-    name tensors of its own files. Raise StoreError.
+    A file whose second read is right has a finding, too, without ranges; so has one that is now
+    missing or short. ``checkpoint`` is read to name tensors of its own files. Raise StoreError.
     """
     findings = [_locate_damage(source, file) for file in damaged]
     own_ranges = {
@@ -285,8 +285,8 @@ def _differing_tensors(source: CountedSource, file: ExpectedFile) -> Ranges:
     """Return the ranges of a model's file that differ, if any: whole tensors, and the header.
 
     Reads every tensor, and the whole file if all of them match: then a difference lies in the
-    header. If tensors differ, the header is named only if it does not parse. Raise StoreError, and
-    NotFound or Corrupt if the file is shorter.
+    header. If tensors differ, the header is named only if it does not parse. Raise NotFound,
+    Corrupt if the file is shorter, StoreError.
     """
     spans = [(t, Extent(file.name, t.start, t.size)) for t in file.tensors]
     differing = [e for t, e in spans if digest_of(pieces(source, e)) != t.digest]
@@ -303,7 +303,7 @@ def _differing_tensors(source: CountedSource, file: ExpectedFile) -> Ranges:
 def _is_header(source: CountedSource, name: str, size: int) -> bool:
     """Read a header of ``size`` bytes; return whether it parses: it has no digest of its own.
 
-    Raise NotFound or Corrupt if the file is shorter, StoreError.
+    Raise NotFound, Corrupt if the file is shorter, StoreError.
     """
     head = bytearray(size)
     source.read_into(name, 0, memoryview(head))
