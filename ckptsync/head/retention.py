@@ -283,7 +283,10 @@ class _RunRules:
         return "" if rules or limits else "no rule deletes it"
 
     def rules_against(self, summary: Summary) -> str:
-        """Return why no rule keeps a location, and which limits it exceeds. `rule_for` is empty."""
+        """Return why no rule keeps a location, and which limits it exceeds.
+
+        The caller knows that `protection` and `rule_for` are empty.
+        """
         judgements = (*self._keeping(summary), *self._limits(summary))
         why = ", ".join(against for holds, _, against in judgements if not holds)
         if is_verified(summary):

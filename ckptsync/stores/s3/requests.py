@@ -172,10 +172,10 @@ class Bucket:
             parameters |= dict(zip(markers.values(), next_page, strict=True))
 
     def send(self, method: str, key: str, data: memoryview, **parameters: Any) -> PartSum:
-        """Send bytes once, with a checksum that the server verifies; return their sums.
+        """Send bytes, without retries, with a checksum that the server verifies; return their sums.
 
-        The checksum is a CRC32 that the server confirms, else Content-MD5; a server that does not
-        know CRC32 is not sent one again. Raise as `call`.
+        The checksum is a CRC32. If the answer confirms neither it nor the MD5, the bytes are sent
+        again with Content-MD5, and a CRC32 is not sent to this server any more. Raise as `call`.
         """
         crc = crc32(data)
 

@@ -147,9 +147,9 @@ class Fields:
         return self._read_bytes(self.u32())
 
     def attributes(self) -> Attributes:
-        """Read a file's attributes.
+        """Read a file's attributes; 0 for a missing mtime, and for another file's missing size.
 
-        Raise Malformed if its type is missing, or a regular file's size.
+        Raise Malformed if its type is missing, or a regular file's size, or that is above 2^63 - 1.
         """
         flags = self.u32()
         size = self.u64() if flags & _SIZE else None
