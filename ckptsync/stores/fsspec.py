@@ -114,7 +114,8 @@ class GenericStore:
     """A store that calls one of fsspec's file systems; it retries nothing (see `Retrying`).
 
     ``options`` go to the file system's class. The constructor raises ConfigError if its package is
-    missing or the options are wrong, Unsupported for schemes that are refused.
+    missing or the options are wrong, Unsupported for schemes that are refused, Transient if the
+    server does not answer.
     """
 
     late = 0.0

@@ -143,8 +143,9 @@ def open_any(
 ) -> Store:
     """Return the files at ``url`` as a store that retries, whether it is marked as one or not.
 
-    A path must be an existing directory, which is not checked. Nothing of the store is requested.
-    Raise ConfigError, also for a path with ``storage_options``, and Unsupported.
+    A path must be an existing directory, which is not checked. Nothing of the store is requested,
+    but some of fsspec's file systems connect. Raise ConfigError, also for a path with
+    ``storage_options``, Unsupported, and Transient if such a server does not answer.
     """
     target, options, limits = located(url), dict(storage_options or {}), limits or Limits()
     if isinstance(target, Path):
@@ -199,7 +200,7 @@ class Access:
     def options_of(self, target: Remote) -> Mapping[str, object]:
         """Return the options for a URL's scheme, or all options if they are not grouped by scheme.
 
-        Grouped by scheme: ``{"s3": {…}, "sftp": {…}}``.
+        Grouped by scheme: ``{"s3": {…}, "sftp": {…}}``; {} for a scheme that is not there.
         """
         if not any(isinstance(self.options.get(scheme), Mapping) for scheme in SCHEME_NAMES):
             return self.options

@@ -226,10 +226,11 @@ class S3Store:
         return str(answer.get("ETag", "")), answer["Body"]
 
     def _check_range(self, name: str, start: int, end: int, answer: Answer) -> None:
-        """Raise unless the answer has the requested range; call this before using its bytes.
+        """Raise unless the answer begins with the requested range; call it before its bytes are used.
 
-        Raise Corrupt if the file ends before, StoreError if the server ignores ranges, Transient if
-        it answers another one.
+        It may have fewer bytes, and from byte 0 the whole file. Raise Corrupt if the file ends
+        before ``end``, StoreError if the server ignores a later ``start``, Transient if it answers
+        another range.
         """
         content_range, length = answer.get("ContentRange"), answer.get("ContentLength")
         if answer["ResponseMetadata"]["HTTPStatusCode"] == 200 and content_range is None:
