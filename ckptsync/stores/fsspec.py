@@ -286,7 +286,8 @@ class GenericStore:
     def _move_to_publish(self, fs: Any, name: str, pieces: _Pieces, *, replaces: bool) -> None:
         """Write to a temporary name, which is never listed, and move that to the final name.
 
-        Raise StoreError if the file system moves by copying; Exists as `_check_free` does. After an
+        Raise StoreError if the file system moves by copying, and a copy may be seen half written
+        (it is not in `_WHOLE_COPIES`); Exists as `_check_free` does; what fsspec raises. After an
         error the temporary file is removed.
         """
         path = self._path(name)

@@ -453,7 +453,8 @@ def _find_lacking(files: TrackedFiles, *, must_be_known: bool) -> Iterator[Verif
     """Yield findings for what a directory's metadata demands and is missing, or has another size.
 
     Damaged metadata is one finding. If it ``must_be_known``, metadata that demands nothing is a
-    note, and what `registry.no_weights` returns is raised if no layout knows the directory.
+    note, and what `registry.no_weights` returns is raised if no layout knows the directory. Raise
+    also as `registry.demands`, but for Corrupt.
     """
     try:
         sources = registry.sources(files)

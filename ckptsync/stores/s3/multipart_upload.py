@@ -364,8 +364,8 @@ class Unfinished:
     def agrees(self, part: FilePart, most: int) -> bool | None:
         """Return whether the unfinished upload has this part with these bytes.
 
-        None if it has no part of this number, and nothing else contradicts. ``most``: parts that
-        the file has; an upload with parts beyond them is another file's.
+        None if it has no part of this number. False also if it cannot be continued: with a checksum
+        of its parts' CRC32s, or with parts beyond ``most``, the number that the file has.
         """
         # to complete such an upload, the checksum of each part would be needed
         is_composite = self.algorithm == "CRC32" and self.kind != "FULL_OBJECT"

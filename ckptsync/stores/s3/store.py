@@ -226,7 +226,7 @@ class S3Store:
         return str(answer.get("ETag", "")), answer["Body"]
 
     def _check_range(self, name: str, start: int, end: int, answer: Answer) -> None:
-        """Raise unless the answer begins with the requested range; call it before its bytes are used.
+        """Raise unless the answer begins with the requested range; call this before using bytes.
 
         It may have fewer bytes, and from byte 0 the whole file. Raise Corrupt if the file ends
         before ``end``, StoreError if the server ignores a later ``start``, Transient if it answers
@@ -301,7 +301,11 @@ class _RangeRead:
         self._bucket.persistence.call(once)
 
     def _receive(self, most: int) -> bytes:
-        """Return the next bytes, at most ``most``; raise Transient if the connection broke."""
+        """Return the next bytes, one to ``most``; request the rest of the range if none is open.
+
+        Raise as `S3Store.open_range`; Transient if no byte came, after which the next call requests
+        the rest again.
+        """
         name, start, size = self._extent.file, self._extent.start, self._extent.size
         if self._body is None:
             self._tag, self._body = self._store.open_range(
