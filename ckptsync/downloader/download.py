@@ -300,7 +300,7 @@ class Download:
         failed: dict[str, CkptsyncError],
         pointers: tuple[str, ...],
     ) -> Result:
-        """Return what was done, as counts."""
+        """Return what was done, as counts; its directory is the hidden one if a file failed."""
         directory = self._hidden if failed else self._final
         size = sum(f.size for f in present)
         return Result(

@@ -220,7 +220,10 @@ class Multipart:
             raise _removed(e) from e
 
     def commit(self, size: int) -> None:
-        """Complete the upload, so that the key has these bytes.
+        """Complete the upload, all of whose parts are sent, so that the key has these bytes.
+
+        If the server knows no conditions, the key is looked up: a file that appears just then is
+        replaced.
 
         Raises:
             Exists: the key must be new, and exists.

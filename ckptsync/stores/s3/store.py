@@ -148,7 +148,10 @@ class S3Store:
         return key
 
     def _send(self, name: str, chunks: Iterable[Chunk], about: About, *, is_new: bool) -> None:
-        """Write ``chunks`` to a key; in parts, with an origin, an unfinished upload continues."""
+        """Write ``chunks`` to a key; in parts, with an origin, an unfinished upload continues.
+
+        ``is_new``: raise Exists if the key has a file. Raise StoreError.
+        """
         key = self._key(name)
         most_parts = (
             -(-about.size // part_size(about.size, least=self.least)) if about.size else MOST

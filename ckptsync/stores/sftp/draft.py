@@ -107,7 +107,8 @@ class SftpTarget:
     def secure_name(self) -> None:
         """Make an existing file's name durable, and remove temporary files of the same bytes.
 
-        Its writer may have been killed before it did so.
+        Its writer may have been killed before it did so. For files of up to `PART` bytes none are
+        looked for. Raise StoreError.
         """
         directory = self.directory
         self.files.in_directory(directory, lambda s: self.files.sync(s, directory))
@@ -307,7 +308,7 @@ class SftpUpload:
     def _count_part(self, part: FilePart) -> None:
         """Note that a part is in the file; sync the file after each half of a tail.
 
-        One thread syncs at a time, and wakes those that wait for it in `put`.
+        One thread syncs at a time, and wakes those that wait for it in `put`. Raise as `_run`.
         """
         end = part.start + len(part.data)
         with self._changed:

@@ -269,7 +269,11 @@ class Session:
         self._connection.close()
 
     def exchange(self, *requests: Request) -> list[Reply]:
-        """Send all requests, then wait for their answers; return these in the same order."""
+        """Send all requests, then wait for their answers; return these in the same order.
+
+        A refusal is not raised here, but by its `Reply`. With an EXTENDED request, such as fsync,
+        it waits `FSYNC_PATIENCE` seconds longer.
+        """
         numbers = self._send(requests)
         patience = FSYNC_PATIENCE if any(r.kind == PacketType.EXTENDED for r in requests) else 0.0
         replies: dict[int, Reply] = {}
