@@ -90,8 +90,8 @@ def open_store(
     failed reads raise StoreError if it is missing or another one.
 
     Raises:
-        ConfigError: there is no store.
-        Unsupported: its format is newer than this program.
+        ConfigError: there is no store, or as `open_any`.
+        Unsupported: its format is newer than this program, or its kind is refused.
         Corrupt: its format cannot be read.
         StoreError: it cannot be reached.
 
