@@ -126,7 +126,7 @@ class KeyTarget:
         """Send the whole file if the key does not exist; raise Exists if it does.
 
         It is no error if an earlier try of this call has stored these bytes, and its answer was
-        lost.
+        lost. Raise Unable without conditional writes; after Exists they are known to work.
         """
         tries = 0
 
