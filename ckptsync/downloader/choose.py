@@ -35,8 +35,9 @@ class Choice:
 def split(what: str, summaries: Sequence[Summary]) -> tuple[str, str]:
     """Return run and checkpoint of ``RUN/CHECKPOINT``, or run and `LATEST` of ``RUN``.
 
-    A run's name may contain slashes: ``what`` is a run if ``summaries`` have a run of this name or
-    it has no slash; else its last part is the checkpoint, which need not exist.
+    A run's name may contain slashes: ``what`` is a run if it has no slash, or if ``summaries`` have
+    a run of this name and its last part is not `LATEST`. Else its last part is the checkpoint,
+    which need not exist.
     """
     above, _, last = what.rpartition("/")
     if above and (last == LATEST or what not in {s.run for s in summaries}):

@@ -300,7 +300,7 @@ class Download:
         failed: dict[str, CkptsyncError],
         pointers: tuple[str, ...],
     ) -> Result:
-        """Return what was done, as counts."""
+        """Return what was done, as counts; its directory is the hidden one if a file failed."""
         directory = self._hidden if failed else self._final
         size = sum(f.size for f in present)
         return Result(
@@ -397,8 +397,9 @@ def _lock(descriptor: int, hidden: Path) -> None:
     """Lock the open hidden directory, without waiting; closing ``descriptor`` unlocks it.
 
     Raise Busy if another pull holds the lock or has renamed the directory, or another user made it.
-    On a file system without locks return at once: two pulls at once both download, and the second
-    one's rename fails.
+    If its owner seems to be another user, a temporary directory beside it shows which owner the
+    file system gives; an error is raised as in `_raising_ours`. On a file system without locks
+    return at once: two pulls at once both download, and the second one's rename fails.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

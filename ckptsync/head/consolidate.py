@@ -652,8 +652,9 @@ def _tensor_values(statistics: Statistics) -> TensorValues:
 
 
 def source_files(store: Store, state: LocationState, without: Container[str] = ()) -> Files:
-    """Return a checkpoint's own files that are stored whole, checked by digest and read ahead.
+    """Return a checkpoint's own files that are stored whole, as `open_reader`; read nothing yet.
 
+    A read checks digests, raises Corrupt if one differs, and reads ahead from a distant store.
     ``without``: paths to leave out.
     """
     present = {

@@ -154,7 +154,8 @@ def _completion_job(run: str, models: Sequence[Summary], source_key: str) -> Job
     """Return the job that completes the models of a run; None if no model may gain a file.
 
     A model may gain one if manifests came late, if it lacks files and ``source_key`` (which stands
-    for the final model and the operator's files) is not empty, or if another model lacks fewer.
+    for the final model and the operator's files) is not empty, or if another model lacks fewer. The
+    job's key changes with these three, so that it runs once for each. ``models``: one or more.
     """
     fewest = min(len(s.to_open) for s in models)
     lenders = [s for s in models if len(s.to_open) == fewest]

@@ -85,11 +85,11 @@ def plan_retention(
     cache: Cache | None = None,
     metrics: TrainerMetrics | None = None,
 ) -> RetentionResult:
-    """Return what is due (``done`` is empty); write nothing in the store.
+    """Return the decision on each location, also "nothing" and "wait"; write nothing in the store.
 
     Of a run without rules only locations whose removal has begun are planned. A run whose metrics
-    or rules raise is in ``failed``. ``now``: seconds on the store's clock. Raise StoreError if the
-    store cannot be listed.
+    cannot be read is in ``failed``; they are read only for ``keep_best``. ``now``: seconds on the
+    store's clock. Raise StoreError if the store cannot be listed.
     """
     metrics = metrics or TrainerMetrics(store)
     catalogue = read_catalogue(store, cache, request.run)

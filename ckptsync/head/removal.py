@@ -473,9 +473,10 @@ class Removal:
         return view.outcome("removed", reason, files, size)
 
     def _delete_tombstones(self, stones: Mapping[str, Tombstone]) -> None:
-        """Delete all tombstones but the mark with the most manifests, and what it does not cover.
+        """Delete tombstones all of whose manifests the broadest mark of the whole location names.
 
-        Nothing is deleted if the location as a whole was never marked.
+        That mark, of the most manifests and then the highest number, stays; without one nothing is
+        deleted. Raise StoreError; Corrupt for a name outside of the location.
         """
         marks = [t for t in stones.values() if t.stage == "marked" and t.scope == "location"]
         broadest_mark = max(marks, key=lambda t: (len(t.manifests), t.n), default=None)

@@ -308,8 +308,8 @@ def _plan_model_file(
     """Return what to do about a damaged file of the model.
 
     "rebuild", or "later" if a damaged shard that the model needs can be repaired. "lost" if such a
-    shard is lost, if the shards were deleted, or if it has the recorded bytes. ``shards``: the
-    repairs of damaged shards.
+    shard is lost, if retention deletes the shards, or if the model's file has its recorded bytes: a
+    rebuilt one would have the same. ``shards``: the repairs of damaged shards.
     """
     name, damage = finding.name, _damage_text(finding)
     if _is_as_recorded(finding, state):

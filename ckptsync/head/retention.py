@@ -121,8 +121,9 @@ def with_action(
     """Return the decision with the action due at ``now``, its scope, and the seconds of grace left.
 
     What is dropped is marked, or removed if it was marked ``grace`` seconds ago; it waits before,
-    and for ``grace`` seconds after a withdrawal. What is kept is withdrawn if it is marked. A
-    removal that has begun goes on ("remove"), or is "nothing" once the shards are deleted.
+    and for ``grace`` seconds after a withdrawal. What is kept is withdrawn if it is marked; so is a
+    location that is marked as a whole and now loses only its shards. A removal that has begun goes
+    on ("remove"), or is "nothing" once the shards are deleted. ``now``: on the store's clock.
     """
     verdict = decision.verdict
     # A location marked as a whole is removed, or its mark withdrawn, before its shards matter.
@@ -282,7 +283,10 @@ class _RunRules:
         return "" if rules or limits else "no rule deletes it"
 
     def rules_against(self, summary: Summary) -> str:
-        """Return why no rule keeps a location, and which limits it exceeds. `rule_for` is empty."""
+        """Return why no rule keeps a location, and which limits it exceeds.
+
+        The caller knows that `protection` and `rule_for` are empty.
+        """
         judgements = (*self._keeping(summary), *self._limits(summary))
         why = ", ".join(against for holds, _, against in judgements if not holds)
         if is_verified(summary):

@@ -52,12 +52,12 @@ def record_weights(
 ) -> None:
     """Write the weights record of a model with its findings, and further records of later models.
 
-    It is compared with up to `EARLIER` models before it, whose records are read. Up to `EARLIER`
-    models after it are compared again; one whose findings change gets a further record.
+    Reads the records of up to `EARLIER` models before it, which it is compared with, and of the
+    run's first for a tensor with infinity. Up to `EARLIER` models after it are compared again; one
+    whose findings change gets a further record.
 
     ``counts``: the record without findings; ``doubts``: why the model may lack tensors, each a
-    `SMALLER` finding; ``norm_jump``: see `find_weights`. Raise StoreError, and Unsupported for a
-    record that is too long.
+    `SMALLER` finding; ``norm_jump``: see `find_weights`. Raise as `create_record` does.
     """
     run, location = record.run, record.location
     step = _series_and_step(location)[1]

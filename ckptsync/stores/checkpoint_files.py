@@ -56,7 +56,7 @@ class FileTree:
     ``root`` is the place as messages name it. The constructor lists the place.
 
     Raises:
-        ConfigError: there are links, and nothing else.
+        ConfigError: the place is missing, or has links and nothing else.
         Incomplete: a merge into this place has not ended.
         StoreError: the disk or the store refuses.
 
@@ -136,8 +136,8 @@ class FileTree:
     def _list_files(self) -> Mapping[str, Stamp]:
         """Return each file's size, time and inode by name, and call `_ignore` for other entries.
 
-        Raise ConfigError if the place is missing or has nothing in it, StoreError if it cannot be
-        read.
+        Raise ConfigError if the place is missing, or a store lists nothing in it; StoreError if it
+        cannot be read.
         """
         raise NotImplementedError
 

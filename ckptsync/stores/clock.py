@@ -35,9 +35,9 @@ def store_now(store: Store) -> float:
 def measure_offset(store: Store, name: str, farthest: float = DAY) -> int:
     """Write a small file; return this machine's clock minus the store's in ns.
 
-    0 if the clocks agree within the error of measuring, or if the listing still shows the file's
-    last time: then it is late, or the last measurement was within the same second. Each node has
-    one ``name`` and writes it over each time, so nothing needs to be deleted. Raise StoreError.
+    0 as `offset_of` says, or if the listing shows no file, or still its last time: then it is late,
+    or the last measurement was within the same second. Each node has one ``name`` and writes it
+    over each time, so nothing needs to be deleted. Raise StoreError.
     """
     previous = _time_of(store, name)
     before = time.time()

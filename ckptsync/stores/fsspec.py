@@ -114,7 +114,8 @@ class GenericStore:
     """A store that calls one of fsspec's file systems; it retries nothing (see `Retrying`).
 
     ``options`` go to the file system's class. The constructor raises ConfigError if its package is
-    missing or the options are wrong, Unsupported for schemes that are refused.
+    missing or the options are wrong, Unsupported for schemes that are refused, Transient if the
+    server does not answer.
     """
 
     late = 0.0
@@ -285,7 +286,8 @@ class GenericStore:
     def _move_to_publish(self, fs: Any, name: str, pieces: _Pieces, *, replaces: bool) -> None:
         """Write to a temporary name, which is never listed, and move that to the final name.
 
-        Raise StoreError if the file system moves by copying; Exists as `_check_free` does. After an
+        Raise StoreError if the file system moves by copying, and a copy may be seen half written
+        (it is not in `_WHOLE_COPIES`); Exists as `_check_free` does; what fsspec raises. After an
         error the temporary file is removed.
         """
         path = self._path(name)
@@ -498,8 +500,9 @@ _DENIED = (
 def error_for(title: str, e: Exception) -> StoreError:
     """Return the StoreError for an exception of fsspec or a client library.
 
-    ``title`` is the store and a name, for the message. Transient if the same call may succeed
-    later: the server is busy or fails, the connection broke, or the system's error passes.
+    ``title`` is the store and a name, for the message. NotFound if there is no such file.
+    Transient if the same call may succeed later: the server is busy or fails, the connection broke,
+    or the system's error passes.
     """
     names = {cls.__name__ for cls in type(e).__mro__}
     codes = (getattr(e, key, None) for key in ("status_code", "status", "code"))

@@ -152,10 +152,10 @@ def parse_schedule(text: str) -> Schedule:
 
 
 def _parse_entry(word: str) -> tuple[list[int], float | None]:
-    """Return the starts of an entry such as ``Mon-08:00,10M``, and its rate.
+    """Return the starts of an entry such as ``Mon-08:00,10M``, and its rate as `_parse_rate` does.
 
     Starts are minutes of the week: one, or one of each day where the entry names none. A day is
-    its first three letters or more. Raise ValueError if there is no such time or day.
+    its first three letters or more. Raise ValueError for any other text, day, time or rate.
     """
     matched = _SLOT.fullmatch(word)
     if not matched:

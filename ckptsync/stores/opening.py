@@ -65,7 +65,7 @@ def is_store(
     """Return whether there is a store at a URL; False if there is nothing.
 
     Asks for the file that marks a store. Raise ConfigError for a URL that can be no store,
-    StoreError if it cannot be reached.
+    Unsupported for a kind that is refused, StoreError if it cannot be reached.
     """
     target = located(url)
     if isinstance(target, Path) and not target.is_dir():
@@ -90,8 +90,8 @@ def open_store(
     failed reads raise StoreError if it is missing or another one.
 
     Raises:
-        ConfigError: there is no store.
-        Unsupported: its format is newer than this program.
+        ConfigError: there is no store, or as `open_any`.
+        Unsupported: its format is newer than this program, or its kind is refused.
         Corrupt: its format cannot be read.
         StoreError: it cannot be reached.
 
@@ -143,8 +143,9 @@ def open_any(
 ) -> Store:
     """Return the files at ``url`` as a store that retries, whether it is marked as one or not.
 
-    A path must be an existing directory, which is not checked. Nothing of the store is requested.
-    Raise ConfigError, also for a path with ``storage_options``, and Unsupported.
+    A path must be an existing directory, which is not checked. Nothing of the store is requested,
+    but some of fsspec's file systems connect. Raise ConfigError, also for a path with
+    ``storage_options``, Unsupported, and Transient if such a server does not answer.
     """
     target, options, limits = located(url), dict(storage_options or {}), limits or Limits()
     if isinstance(target, Path):
@@ -191,7 +192,7 @@ class Access:
     _opened: dict[str, Store] = field(default_factory=dict, compare=False)
 
     def store(self, target: Remote) -> Store:
-        """Return the store at a URL, opened at the first call. Raise ConfigError, StoreError."""
+        """Return the store at a URL, opened at the first call. Raise as `open_any`."""
         if target.url not in self._opened:
             self._opened[target.url] = open_any(target.url, self.options_of(target), self.limits)
         return self._opened[target.url]
@@ -199,7 +200,7 @@ class Access:
     def options_of(self, target: Remote) -> Mapping[str, object]:
         """Return the options for a URL's scheme, or all options if they are not grouped by scheme.
 
-        Grouped by scheme: ``{"s3": {…}, "sftp": {…}}``.
+        Grouped by scheme: ``{"s3": {…}, "sftp": {…}}``; {} for a scheme that is not there.
         """
         if not any(isinstance(self.options.get(scheme), Mapping) for scheme in SCHEME_NAMES):
             return self.options

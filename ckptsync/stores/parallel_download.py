@@ -190,9 +190,10 @@ class _Download:
             self._draft.give_up(error)
 
     def _fetch_range(self, draft: Draft, start: int, end: int, buffer: memoryview) -> None:
-        """Fetch the bytes from ``start`` to ``end``, and write those that match their digests.
+        """Fetch the bytes from ``start`` to ``end``, and write them to the draft.
 
-        Raise Corrupt if they do not match.
+        Raise Corrupt at the first block that does not match its digest; earlier pieces of that
+        block are written already.
         """
         checker, position = Checker(self.file.name, self.file.digest, start, end), start
 

@@ -201,7 +201,8 @@ def _cut_parts(
 ) -> Generator[tuple[FilePart, bool], None, None]:
     """Yield the chunks as parts of ``least`` bytes or more, and whether each is the last one.
 
-    The caller gives the parts' buffers back to ``memory``. Raise as `check_size`.
+    Without bytes it is one empty part. Waits until ``memory`` has a buffer for the next part; the
+    caller gives the parts' buffers back to it. Raise as `check_size`.
     """
 
     def take_buffer(number: int) -> memoryview:

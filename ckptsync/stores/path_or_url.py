@@ -38,7 +38,8 @@ _CACHED = 8 << 20
 def list_tree(directory: PathOrUrl, access: Access) -> FileTree:
     """List all files below a directory; return them as they were listed.
 
-    Raise ConfigError if there is nothing, Incomplete if a merge into it has not ended, StoreError.
+    A local directory may have none. Raise ConfigError if it is missing, has only links, or a store
+    lists nothing in it; Incomplete if a merge into it has not ended; StoreError.
     """
     if isinstance(directory, Path):
         return directory_files(str(directory))

@@ -246,8 +246,8 @@ def locate_damage(
 ) -> list[VerifyFinding]:
     """Read damaged files once more; return a finding for each, with byte ranges and tensors.
 
-    A file whose second read is right has a finding, too, without ranges. ``checkpoint`` is read to
-    name tensors of its own files. Raise StoreError.
+    A file whose second read is right has a finding, too, without ranges; so has one that is now
+    missing or short. ``checkpoint`` is read to name tensors of its own files. Raise StoreError.
     """
     findings = [_locate_damage(source, file) for file in damaged]
     own_ranges = {
@@ -282,10 +282,11 @@ def _locate_damage(source: CountedSource, file: ExpectedFile) -> VerifyFinding:
 
 
 def _differing_tensors(source: CountedSource, file: ExpectedFile) -> Ranges:
-    """Return the ranges of a model's file that differ: whole tensors, and the header.
+    """Return the ranges of a model's file that differ, if any: whole tensors, and the header.
 
-    Reads every tensor, and the whole file if all of them match. Each tensor has a digest; what
-    differs and lies in no tensor lies in the header. Raise StoreError.
+    Reads every tensor, and the whole file if all of them match: then a difference lies in the
+    header. If tensors differ, the header is named only if it does not parse. Raise NotFound,
+    Corrupt if the file is shorter, StoreError.
     """
     spans = [(t, Extent(file.name, t.start, t.size)) for t in file.tensors]
     differing = [e for t, e in spans if digest_of(pieces(source, e)) != t.digest]
@@ -302,7 +303,7 @@ def _differing_tensors(source: CountedSource, file: ExpectedFile) -> Ranges:
 def _is_header(source: CountedSource, name: str, size: int) -> bool:
     """Read a header of ``size`` bytes; return whether it parses: it has no digest of its own.
 
-    Raise NotFound or Corrupt if the file is shorter, StoreError.
+    Raise NotFound, Corrupt if the file is shorter, StoreError.
     """
     head = bytearray(size)
     source.read_into(name, 0, memoryview(head))
@@ -338,9 +339,9 @@ def _describe(ranges: Ranges, tensors: Collection[str]) -> str:
 
 
 def find_differing(recorded: FileDigest, digests: FileDigest) -> Ranges:
-    """Return the ranges that differ, by blocks if both have the same; empty if equal.
+    """Return the ranges that differ, by blocks if both have blocks of one size; empty if equal.
 
-    Without comparable blocks it is the whole file.
+    It is the whole file without such blocks, or if all blocks match and the files' digests do not.
     """
     if (recorded.size, recorded.digest) == (digests.size, digests.digest):
         return ()
@@ -353,7 +354,7 @@ def find_differing(recorded: FileDigest, digests: FileDigest) -> Ranges:
 
 
 def join_ranges(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """Return the ranges sorted; those that touch each other are joined."""
+    """Return the ranges sorted; those that touch or overlap are joined."""
     joined: list[tuple[int, int]] = []
     for start, end in sorted(ranges):
         if joined and start <= joined[-1][1]:

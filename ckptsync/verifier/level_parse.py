@@ -30,7 +30,7 @@ _BELOW: dict[str, Level] = {UNPARSED: "digest", UNLOADED: "parse"}
 
 
 def reached_level(level: Level, findings: Iterable[VerifyFinding]) -> Level:
-    """Return ``level``; "digest" if a note says `UNPARSED`, "parse" if `UNLOADED`, if lower."""
+    """Return the lowest of ``level``, "digest" if a note is `UNPARSED`, "parse" if `UNLOADED`."""
     details = [f.detail for f in findings if f.kind == "note"]
     lower_levels = [
         below for sign, below in _BELOW.items() if any(d.startswith(sign) for d in details)

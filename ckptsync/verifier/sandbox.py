@@ -170,7 +170,11 @@ def _last_error() -> str:
 
 
 def _program(architecture: int, numbers: dict[str, int]) -> list[Instruction]:
-    """Return classic BPF over struct seccomp_data: refuse the named calls, allow all others."""
+    """Return classic BPF over struct seccomp_data: refuse the named calls, allow all others.
+
+    Calls of another architecture, and of x32, are refused, too. Named ones that are allowed all the
+    same: a clone that makes a thread, and a prlimit64 that sets nothing.
+    """
     instructions: list[Instruction] = [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_EQUAL, 1, 0, architecture),

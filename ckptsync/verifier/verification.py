@@ -110,8 +110,8 @@ class Verified:
 def resolve_target(url: str, access: Access | None = None) -> InStore | PlainDirectory:
     """Return what a URL or path means: a store, a run or location inside one, or a plain directory.
 
-    Inside a store, the files of a consolidated model, and the records, mean their location. Asks
-    the store whether it is one. Raise ConfigError.
+    Inside a store, any file means its location: checkpoint's, consolidated model's or record. Asks
+    each directory above whether it is a store. Raise ConfigError, StoreError, and as `open_store`.
     """
     source, access = located(url), access or Access()
     enclosing = path_or_url.enclosing_store(source, access)
@@ -453,7 +453,8 @@ def _find_lacking(files: TrackedFiles, *, must_be_known: bool) -> Iterator[Verif
     """Yield findings for what a directory's metadata demands and is missing, or has another size.
 
     Damaged metadata is one finding. If it ``must_be_known``, metadata that demands nothing is a
-    note, and what `registry.no_weights` returns is raised if no layout knows the directory.
+    note, and what `registry.no_weights` returns is raised if no layout knows the directory. Raise
+    also as `registry.demands`, but for Corrupt.
     """
     try:
         sources = registry.sources(files)

@@ -73,7 +73,7 @@ class BucketAccess:
     def __init__(
         self, remote: Remote, options: Mapping[str, Any], limits: Limits | None = None
     ) -> None:
-        """Make the client; raise ConfigError or Unsupported."""
+        """Make the client, with credentials as `_make_client`; raise ConfigError or Unsupported."""
         self.url = remote.url
         self.bucket, self.prefix = _split(remote)
         self._options = {name: value for name, value in options.items() if value is not None}
@@ -172,8 +172,9 @@ class BucketAccess:
     def _make_client(self) -> tuple[Any, Any]:
         """Return a client that tries once and sends through `transport`, and its credentials.
 
-        It is configured as s3fs would configure it (`S3FileSystem.set_session`). Raise
-        NoCredentialsError and other errors of botocore.
+        It is configured as s3fs would configure it (`S3FileSystem.set_session`). The search for
+        credentials may run a program, or ask a metadata service. Raise NoCredentialsError and other
+        errors of botocore.
         """
         options = self._options
         is_anonymous = bool(options.get("anon"))
@@ -281,7 +282,10 @@ class _DescriptionReader(botocore.loaders.JSONFileLoader):  # type: ignore[misc]
 
 @functools.cache
 def _loader(data_path: str | None) -> Any:
-    """Return botocore's loader of API descriptions, one for the process: reading takes long."""
+    """Return botocore's loader of the API description of S3, cached: reading takes long.
+
+    ``data_path``: where else it looks; None for botocore's own directories.
+    """
     loader = botocore.loaders.create_loader(data_path)
     loader.file_loader = _DescriptionReader()
     loader.list_available_services = lambda _: ["s3"]  # else it opens the directories of 400

@@ -126,7 +126,7 @@ class KeyTarget:
         """Send the whole file if the key does not exist; raise Exists if it does.
 
         It is no error if an earlier try of this call has stored these bytes, and its answer was
-        lost.
+        lost. Raise Unable without conditional writes; after Exists they are known to work.
         """
         tries = 0
 
@@ -196,7 +196,8 @@ class Multipart:
     def reuse_part(self, part: FilePart) -> bool:
         """Return True, and count a part as sent, if the upload has a part with its checksum.
 
-        The first call chooses an unfinished upload to continue, or begins one.
+        True for every part, without a request, if the key is ``stored`` already. Else the first
+        call chooses an unfinished upload to continue, or begins one. Raise as `Bucket.ask`.
         """
         if self._stored:
             self._sums[part.number] = sum_of(part.data)
@@ -219,7 +220,10 @@ class Multipart:
             raise _removed(e) from e
 
     def commit(self, size: int) -> None:
-        """Complete the upload, so that the key has these bytes.
+        """Complete the upload, all of whose parts are sent, so that the key has these bytes.
+
+        If the server knows no conditions, the key is looked up: a file that appears just then is
+        replaced.
 
         Raises:
             Exists: the key must be new, and exists.
@@ -363,8 +367,8 @@ class Unfinished:
     def agrees(self, part: FilePart, most: int) -> bool | None:
         """Return whether the unfinished upload has this part with these bytes.
 
-        None if it has no part of this number, and nothing else contradicts. ``most``: parts that
-        the file has; an upload with parts beyond them is another file's.
+        None if it has no part of this number. False also if it cannot be continued: with a checksum
+        of its parts' CRC32s, or with parts beyond ``most``, the number that the file has.
         """
         # to complete such an upload, the checksum of each part would be needed
         is_composite = self.algorithm == "CRC32" and self.kind != "FULL_OBJECT"

@@ -51,8 +51,8 @@ class Bucket:
     """A bucket, as one store uses it. Threads may share it.
 
     ``takes_crc``: the server is sent CRC32s, until an answer shows that it does not know them.
-    ``keeps_conditions``: whether the server supports ``If-None-Match: *``; None until an answer
-    shows it.
+    ``keeps_conditions``: whether the server supports ``If-None-Match: *``: True for AWS, else None
+    until an answer shows it.
     """
 
     def __init__(self, access: BucketAccess, persistence: Persistence) -> None:
@@ -172,10 +172,10 @@ class Bucket:
             parameters |= dict(zip(markers.values(), next_page, strict=True))
 
     def send(self, method: str, key: str, data: memoryview, **parameters: Any) -> PartSum:
-        """Send bytes once, with a checksum that the server verifies; return their sums.
+        """Send bytes, without retries, with a checksum that the server verifies; return their sums.
 
-        The checksum is a CRC32 that the server confirms, else Content-MD5; a server that does not
-        know CRC32 is not sent one again. Raise as `call`.
+        The checksum is a CRC32. If the answer confirms neither it nor the MD5, the bytes are sent
+        again with Content-MD5, and a CRC32 is not sent to this server any more. Raise as `call`.
         """
         crc = crc32(data)
 
@@ -200,9 +200,9 @@ class Bucket:
     def head(self, key: str, **parameters: Any) -> Answer:
         """Return the answer to HEAD, which has a ContentLength; raise NotFound, or as `ask`.
 
-        A refusal of HEAD has no body that would give the reason: then the first byte is requested,
-        whose refusal has one. Raise StoreError if the server does not give the length. Records that
-        the bucket can be reached.
+        A refusal of HEAD has no body that would give the reason, nor has a 404 while it is unknown
+        whether the bucket exists: then the first byte is requested, whose refusal has one. Raise
+        StoreError if the server does not give the length. Records that the bucket can be reached.
         """
 
         def sized(answer: Answer) -> Answer:

@@ -148,7 +148,10 @@ class S3Store:
         return key
 
     def _send(self, name: str, chunks: Iterable[Chunk], about: About, *, is_new: bool) -> None:
-        """Write ``chunks`` to a key; in parts, with an origin, an unfinished upload continues."""
+        """Write ``chunks`` to a key; in parts, with an origin, an unfinished upload continues.
+
+        ``is_new``: raise Exists if the key has a file. Raise StoreError.
+        """
         key = self._key(name)
         most_parts = (
             -(-about.size // part_size(about.size, least=self.least)) if about.size else MOST
@@ -226,10 +229,11 @@ class S3Store:
         return str(answer.get("ETag", "")), answer["Body"]
 
     def _check_range(self, name: str, start: int, end: int, answer: Answer) -> None:
-        """Raise unless the answer has the requested range; call this before using its bytes.
+        """Raise unless the answer begins with the requested range; call this before using bytes.
 
-        Raise Corrupt if the file ends before, StoreError if the server ignores ranges, Transient if
-        it answers another one.
+        It may have fewer bytes, and from byte 0 the whole file. Raise Corrupt if the file ends
+        before ``end``, StoreError if the server ignores a later ``start``, Transient if it answers
+        another range.
         """
         content_range, length = answer.get("ContentRange"), answer.get("ContentLength")
         if answer["ResponseMetadata"]["HTTPStatusCode"] == 200 and content_range is None:
@@ -300,7 +304,11 @@ class _RangeRead:
         self._bucket.persistence.call(once)
 
     def _receive(self, most: int) -> bytes:
-        """Return the next bytes, at most ``most``; raise Transient if the connection broke."""
+        """Return the next bytes, one to ``most``; request the rest of the range if none is open.
+
+        Raise as `S3Store.open_range`; Transient if no byte came, after which the next call requests
+        the rest again.
+        """
         name, start, size = self._extent.file, self._extent.start, self._extent.size
         if self._body is None:
             self._tag, self._body = self._store.open_range(

@@ -113,7 +113,8 @@ class _Received:
     def read(self, most: int) -> bytes:
         """Return the next bytes: at least one and at most ``most``; none at the end.
 
-        Wait afterwards as the bandwidth limit says. Raise Lost.
+        Wait afterwards as the bandwidth limit says. Raise Lost, after which the body is closed;
+        Transient if the process is to end during the wait.
         """
         start = time.monotonic()
         try:

@@ -138,7 +138,7 @@ def parse_address(
 
 
 def _config_words(title: str, options: Mapping[str, object]) -> list[str]:
-    """Return the words of ssh's command line for the only storage_option, ``config``.
+    """Return ssh's arguments for the only storage_option, ``config``; [] without it.
 
     Raise ConfigError for other options, whose values are not shown (they may be passwords), and for
     a file that does not exist. ``title``: the store, for messages.

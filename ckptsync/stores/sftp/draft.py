@@ -107,7 +107,8 @@ class SftpTarget:
     def secure_name(self) -> None:
         """Make an existing file's name durable, and remove temporary files of the same bytes.
 
-        Its writer may have been killed before it did so.
+        Its writer may have been killed before it did so. For files of up to `PART` bytes none are
+        looked for. Raise StoreError.
         """
         directory = self.directory
         self.files.in_directory(directory, lambda s: self.files.sync(s, directory))
@@ -214,9 +215,10 @@ class SftpTarget:
     def _rename_request(
         self, session: Session, part_path: bytes, final_path: bytes, *, is_taken: bool
     ) -> Request:
-        """Return the request that renames the temporary file, and replaces a file if it may.
+        """Return the request that renames the temporary file; with `replaces`, over a file.
 
         Raise StoreError if the name is taken, and the server cannot replace a file in one step.
+        Without `replaces` the caller has raised Exists for a name that is taken.
         """
         rename = Request(PacketType.RENAME, text(part_path) + text(final_path))
         if self.replaces and RENAME_OVER in session.extensions:
@@ -275,9 +277,9 @@ class SftpUpload:
         return True
 
     def put(self, part: FilePart) -> None:
-        """Write a part; wait until it lies within the tail. It may sync the file.
+        """Wait until a part lies within the tail, then write it; sync the file after half a tail.
 
-        Nothing is written after another thread's error. Raise as `_run`.
+        Return without writing it, and without an error, if another thread failed. Raise as `_run`.
         """
         end = part.start + len(part.data)
         with self._changed:
@@ -306,7 +308,7 @@ class SftpUpload:
     def _count_part(self, part: FilePart) -> None:
         """Note that a part is in the file; sync the file after each half of a tail.
 
-        One thread syncs at a time, and wakes those that wait for it in `put`.
+        One thread syncs at a time, and wakes those that wait for it in `put`. Raise as `_run`.
         """
         end = part.start + len(part.data)
         with self._changed:

@@ -147,9 +147,9 @@ class Fields:
         return self._read_bytes(self.u32())
 
     def attributes(self) -> Attributes:
-        """Read a file's attributes.
+        """Read a file's attributes; 0 for a missing mtime, and for another file's missing size.
 
-        Raise Malformed if its type is missing, or a regular file's size.
+        Raise Malformed if its type is missing, or a regular file's size, or that is above 2^63 - 1.
         """
         flags = self.u32()
         size = self.u64() if flags & _SIZE else None
@@ -269,7 +269,11 @@ class Session:
         self._connection.close()
 
     def exchange(self, *requests: Request) -> list[Reply]:
-        """Send all requests, then wait for their answers; return these in the same order."""
+        """Send all requests, then wait for their answers; return these in the same order.
+
+        A refusal is not raised here, but by its `Reply`. With an EXTENDED request, such as fsync,
+        it waits `FSYNC_PATIENCE` seconds longer.
+        """
         numbers = self._send(requests)
         patience = FSYNC_PATIENCE if any(r.kind == PacketType.EXTENDED for r in requests) else 0.0
         replies: dict[int, Reply] = {}
@@ -434,7 +438,7 @@ class Session:
     def _receive_data(self, size: int, out: memoryview) -> int:
         """Receive the bytes of a DATA packet into ``out``; return how many they are.
 
-        Raise Malformed if they are more than ``out`` holds, or differ from the packet's size.
+        Raise Malformed if they are none, more than ``out`` holds, or not the rest of the packet.
         """
         count = int.from_bytes(self._connection.receive_bytes(4), "big") if size >= 4 else 0
         if not 0 < count <= len(out) or size != 4 + count:

@@ -217,8 +217,8 @@ class ServerFiles:
     def read_into(self, name: str, start: int, out: memoryview) -> int:
         """Fill ``out`` from byte ``start``; return the number of bytes read.
 
-        They are fewer than ``out`` holds only if the file ends before. Raise NotFound. A name that
-        was found to be a regular file within `CHECKED_S` is not looked up again.
+        They are fewer than ``out`` holds only if the file ends before. A name that was found to
+        be a regular file within `CHECKED_S` is not looked up again. Raise NotFound, StoreError.
         """
         is_checked = time.monotonic() - self._checked_at.get(name, -CHECKED_S) < CHECKED_S
         if not is_checked and self.find(name) is None:
@@ -391,7 +391,7 @@ class ServerFiles:
         return True
 
     def refusal(self, name: str, e: StatusError) -> StoreError:
-        """Return the StoreError for a refused request, in the server's words.
+        """Return NotFound for a file that is missing, else a StoreError in the server's words.
 
         Version 3 of the protocol has one code, FAILURE, for a full disk and for everything else.
         """

@@ -151,10 +151,11 @@ def walk(
     skips: Callable[[str], bool] = is_unfinished,
     passed: Passed = lambda *_: None,
 ) -> Iterator[Entry]:
-    """Yield every regular file below ``prefix`` ("" or ending in "/"), sorted by name.
+    """Yield every regular file below ``prefix`` ("" or ending in "/"), sorted by name; maybe none.
 
-    ``skips``: whether a file of this last name is left out. ``passed``: called for links, and for
-    other entries that are no files. Raise StoreError if the tree is too large or too deep.
+    ``skips``: whether a file of this last name is left out. ``passed``: called with the name and
+    the reason for links, special files, and names that cannot be used. Raise StoreError, also if
+    the tree is too large or too deep.
     """
     count = 0
 
