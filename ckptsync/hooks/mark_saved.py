@@ -163,8 +163,8 @@ def _is_linkable(home: Path, path: Path) -> bool:
 def _get_marker(folder: Path, rank: Rank) -> Marker:
     """Return this process's marker of a directory.
 
-    The first call makes it: it agrees with the other ranks on the training's name, if torch can
-    reach them (else the name stays empty), and registers `_leave` for the end of the process.
+    The first call makes it, and registers `_leave` for the end of the process.  The training's
+    name is random for a rank alone, else the first rank's by torch's store, else empty.
     """
     key = (os.getpid(), folder)
     if key not in _markers:
@@ -265,7 +265,8 @@ class Marker:
     def mark_nothing(self, path: Path) -> None:
         """Mark that this rank has no part in a save, so that nobody waits for it.
 
-        Also sets this rank's value in the rendezvous.  Nothing is marked before the first save.
+        Nothing is marked before the first save, or for a ``path`` outside its output directory.
+        This rank's value in the rendezvous is set always.
         """
         saves = self._saves
         if saves and path.is_relative_to(saves.output_dir):

@@ -201,7 +201,8 @@ def _close(copies: Copies) -> None:
 def make_room(output_dir: Path, newest: Path, size: int, log: Log) -> list[Path]:
     """Hide as many pins as a next save of ``size`` bytes needs, never ``newest``; log each.
 
-    Return their new paths, for the caller to remove; [] if there is room.  Raises OSError.
+    Return their new paths, for the caller to remove; [] if there is room.  Raises OSError or one
+    of ckptsync's errors.
     """
     lacking = int(FLOOR * size) - pins.free_bytes(output_dir)
     if lacking <= 0:

@@ -362,7 +362,7 @@ def as_directory(checkpoint: Any) -> Iterator[str]:
 def _user_directory() -> Path:
     """Return the directory of this user's ranks on this node, made if it is missing.
 
-    Its content will be unpickled: raises ConfigError if it belongs to somebody else.
+    Its content will be unpickled: raises ConfigError if it is another user's, or open to others.
     """
     path = Path(tempfile.gettempdir(), f"ckptsync-ray-{os.getuid()}")
     with contextlib.suppress(FileExistsError):

@@ -342,7 +342,8 @@ class _Preparation:
     ) -> tuple[tuple[str, str], ...]:
         """Write that this node is ready, wait until all are, and return what it moves aside.
 
-        Raise the attempt's error if it fails, ConfigError if a node has chosen another checkpoint.
+        Also writes the attempt's end: the checkpoint, or an error.  Of several nodes' ends the
+        first counts: raise its error, or ConfigError if it has another checkpoint.
         """
         own = records.set_ready(self._list_aside(choice))
         nnodes = self._attempt.nnodes

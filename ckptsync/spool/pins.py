@@ -324,9 +324,9 @@ def renew_ownership(pin: Pin) -> None:
 def link_files(pin: Pin, source: Path, names: Iterable[str]) -> tuple[str, ...]:
     """Link files of ``source`` into a pin; return the names that this file system cannot link.
 
-    Files that are gone are skipped.  With the first new file, the pin's notes and its mark of being
-    stored are removed.  Raises ConfigError where files belong to another user, StoreError where the
-    disk refuses.
+    Files that are gone or pinned already are skipped.  The pin's notes and its mark of being stored
+    are removed unless all are refused.  Raises ConfigError where files belong to another user,
+    StoreError where the disk refuses.
     """
     refused = []
     has_linked = False

@@ -111,9 +111,9 @@ def local_dates(checkpoint: str, newest: int, finished: int, k: int = 0) -> Save
 def choose_to_give_up(pins: Sequence[PinCost], room: SpoolRoom, rule: SpoolRule) -> Relief:
     """Return which pins to drop so that there is room, as few as possible.  Pure.
 
-    Pins that the store has go first, VERIFIED ones before others.  Others go only by the operator's
-    rule, and not if that frees too little.  The newest, and the one that has been sent for longest,
-    always stay.
+    Only pins whose checkpoint the trainer has removed can go.  Those that the store has go first,
+    VERIFIED ones before others.  Others go only by the operator's rule, but never the newest pin,
+    nor the oldest that is being sent; where the disk would stay too full, only for the budget.
     """
     bytes_lacking = room.lacking(rule)
     droppable = [p for p in pins if p.is_gone and p.alone]

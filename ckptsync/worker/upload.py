@@ -392,9 +392,9 @@ class FileSender:
     ) -> Sent:
         """Write the manifest of ``entries``; return how many files and bytes this sender stored.
 
-        It supersedes lost manifests of its location (unless an orphan was overwritten) and those
-        that it leaves behind.  Raises Changed or Incomplete, and writes nothing, if a file has
-        changed since the scan; StoreError.
+        It supersedes lost manifests of its location (unless an orphan was overwritten) and this
+        node's manifests elsewhere that name only its files.  Raises Changed or Incomplete, and
+        writes nothing, if a file has changed since the scan; ConfigError, StoreError.
         """
         check_unchanged(self.files)
         prefix = records_prefix(part.run, part.location)
