@@ -142,7 +142,8 @@ def find_home(path: Path) -> tuple[Path, CheckpointDir] | None:
     """Return the output directory of a checkpoint, and what a worker calls it.
 
     None if none finds it.  Of several output directories (``checkpoints/checkpoint_3``) it is the
-    one that has a spool, since a worker uses it; else the uppermost from which links can be made.
+    one that has a spool, since a worker uses it; else the uppermost from which links can be made;
+    else the nearest.  One that finds a final model is only taken if no other finds a checkpoint.
     """
     homes = list(output_dirs_of(path)) or list(output_dirs_of(path.resolve()))
     of_steps = [home for home in homes if home[1].family != FINAL] or homes

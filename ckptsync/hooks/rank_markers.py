@@ -95,7 +95,8 @@ class RankSaves:
     def writers(self, processes: Sequence[str]) -> tuple[int, ...]:
         """Return the ranks that write here; ``processes``: the ids of all ranks, in their order.
 
-        Empty if somebody has deleted this rank's own introduction, and so perhaps the others'.
+        If somebody has deleted this rank's own introduction, and so perhaps the others', return
+        this rank where it trains alone, else ().
         """
 
         def is_here(process: str) -> bool:
@@ -220,7 +221,7 @@ class HookLog:
     """
 
     def __init__(self, before: HookLog | None = None) -> None:
-        """Begin with the kinds of ``before``; write to no spool until ``spool`` is set."""
+        """Share the kinds of ``before``; write to no spool until ``spool`` is set."""
         self.spool: Path | None = None
         self.rank = 0
         self._seen: set[str] = before._seen if before else set()  # noqa: SLF001  # of one class

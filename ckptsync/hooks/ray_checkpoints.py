@@ -259,7 +259,8 @@ def _fingerprint(listing: Listing) -> int:
 def _push(offer: Offer, store: Store, part: RankPart, threads: int) -> UploadProgress:
     """Upload a part and return what was sent; try again while this rank still writes.
 
-    Raises the Incomplete of the last try after ``part.patience`` seconds, other errors at once.
+    Raises the Incomplete of the last upload after ``part.patience`` seconds.  Raises other errors
+    at once, and Incomplete for a directory that is gone.
     """
     node = checked_node(f"{node_id()[:80]}.rank-{part.rank}")
     until = time.monotonic() + part.patience

@@ -412,8 +412,8 @@ class _Preparation:
     def _reported_download(self, records: AttemptRecords) -> Iterator[None]:
         """Within the block, write the download's progress into the store, as a sign for others.
 
-        At most every `_SIGN_EVERY` seconds, or each quarter of ``wait`` if that is shorter; a write
-        that fails is ignored.
+        Replaces ``progress`` of `_options` until the block ends.  Writes every `_SIGN_EVERY`
+        seconds at most, or each quarter of ``wait`` if that is shorter, and ignores StoreError.
         """
         options_before, last_write = self._options, [time.monotonic()]
 

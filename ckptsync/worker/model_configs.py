@@ -333,7 +333,10 @@ def _named_models(
 
 
 def _read_arguments(files: LocalFiles, extent: Extent) -> Any:
-    """Return the attributes of a Trainer's pickled arguments, of any class; execute nothing."""
+    """Return the attributes of a Trainer's pickled arguments, of any class; execute nothing.
+
+    A pickle that is no object is returned itself.  Raises as `torch_save.load`.
+    """
     # most checkpoints need no pickle read here
     from ckptsync.formats import torch_pickle, torch_save  # noqa: PLC0415
     from ckptsync.formats.pickles import AnyClass, PickledObject  # noqa: PLC0415

@@ -105,7 +105,7 @@ def local_root(store_url: str) -> Path | None:
 
 
 def refuse_overlap(directory: Path, root: Path, checkpoints: Collection[Path] = ()) -> None:
-    """Raise ConfigError if a source lies in the store, or the store in a checkpoint of it.
+    """Raise ConfigError if a source lies in the store, or the store in its spool or a checkpoint.
 
     Files that were sent would be found, and sent again.  ``checkpoints``: further directories that
     the user calls checkpoints.

@@ -100,8 +100,9 @@ def pins_by_age(pins: Iterable[Pin]) -> tuple[Pin, ...]:
 def local_dates(checkpoint: str, newest: int, finished: int, k: int = 0) -> SaveDates:
     """Return the dates of a save on this node, by which saves are ordered.
 
-    ``newest``: the mtime of its newest file.  ``finished``: when a worker saw it finished, which
-    counts as its arrival; 0 if none has.  Both in ns.
+    ``newest``: the mtime of its newest file, which counts as ``finished`` if it is later.
+    ``finished``: when a worker saw it finished, which counts as its arrival; 0 if none has.  Both
+    in ns.
     """
     written, arrived = newest / 1e9, finished / 1e9 if finished else math.inf
     is_ahead = written > arrived + SAME_MOMENT
