@@ -241,8 +241,9 @@ class Marker:
     def mark_mine(self, home: Path, checkpoint_dir: CheckpointDir) -> bool:
         """Mark this rank's part as written; return whether this call pinned the whole save.
 
-        Sets this rank's value in the rendezvous.  Returns False without pinning while other ranks'
-        values are missing (counted in ``unmatched``), or if another rank marks later.
+        Sets this rank's value in the rendezvous, and how many ranks write here in its introduction.
+        Returns False without pinning while other ranks' values are missing (counted in
+        ``unmatched``), or if another rank marks later.
         """
         saves = self._enter(home)
         location = checkpoint_dir.path.joinpath(*(checkpoint_dir.only or ())[:1])

@@ -286,7 +286,7 @@ def validate(checkpoint: Any, level: str | Mapping[str, str] | None = "") -> dic
     parse or load (`ckptsync help verify`); default: digest in a store, parse where Ray's
     storage holds the files.  ``task_config``'s ``fn_kwargs`` can set it, or, up to Ray 2.53,
     ``validate_config={"level": …}`` of the report.  Damage is no exception: it is logged and in the
-    metrics. Raises what a verification raises.
+    metrics. Raises ConfigError for another level, and what a verification raises.
     """
     if not isinstance(level, str):
         level = (level or {}).get("level", "")

@@ -130,8 +130,8 @@ def prepare(output_dir: Path, attempt: Attempt, options: PrepareOptions) -> Star
 
     Raises:
         Incomplete: if a node does not join in time, or ``require`` finds no checkpoint.
-        ConfigError: if a training writes into ``output_dir``, or the records of nodes contradict
-            each other.
+        ConfigError: if a training writes into ``output_dir``, the records of nodes contradict each
+            other, several nodes have no store, or the store and ``output_dir`` overlap.
         StoreError, Unsupported, Corrupt: if the store, a record or a file cannot be read.
 
     """

@@ -42,7 +42,7 @@ def join(
 
     A killed call is continued by the next; a finished one does nothing.  Raises ConfigError where
     they cannot be one save, or do not exist; Incomplete while a node sends files of that
-    checkpoint; StoreError.
+    checkpoint; Corrupt or Unsupported for a record of it that cannot be read; StoreError.
     """
     checkpoint = checkpoint_of(first)
     if first == second or checkpoint_of(second) != checkpoint:

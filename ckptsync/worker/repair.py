@@ -69,9 +69,9 @@ def list_requests(
     """Return the damaged files of a location that ``node`` should send again.  Pure.
 
     () if the location has no manifest, is retired, or has given up its shards. Reports that a later
-    one answers do not count; each file is listed once, by the newest report. ``manifests``: all of
-    the checkpoint's name.  ``has_copy``: whether the node has a copy of a file that another node
-    named.
+    one answers do not count, nor names that several nodes claim.  Each file is listed once, by the
+    newest report. ``manifests``: all of the checkpoint's name.  ``has_copy``: whether the node has
+    a copy of a file that another node named.
     """
     manifests_here = [
         stored

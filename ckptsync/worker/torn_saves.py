@@ -385,8 +385,8 @@ def _written_after(files: Iterable[Stat], ended: int, least: float) -> Iterator[
 def _find_trainer_file(newer: Sequence[Stat], files: Sequence[Stat]) -> str:
     """Return a file in ``newer`` that only a new save writes; empty if there is none.
 
-    These are trainer states, some of a model's parts, and random states of ranks that wait for no
-    other rank: a rank with shards waits for the others before it writes its random state.
+    These are trainer states, some of a model's parts, and random states: any beside new weights,
+    else those of ranks without shards, since a rank with shards waits for the others first.
     """
     states = next((f.path for f in newer if _is_of_states(f.path)), "")
     sharded = _sharded_ranks(files)
