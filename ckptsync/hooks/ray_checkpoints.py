@@ -137,7 +137,8 @@ def upload_fn(store: str, *, run: str = "", patience: float = 600.0) -> Callable
 def _upload(store: str, run: str, patience: float, checkpoint: Any, name: str) -> Any:
     """Send this rank's part, and write its note into Ray's storage; return Ray's ``Checkpoint``.
 
-    That is returned without a note if the directory is empty.  Raises as `send`.
+    That is returned without a note if the directory is empty.  ``run``: the experiment's name if
+    empty.  Raises as `send`, and what Ray's storage raises.
     """
     from ray import train  # noqa: PLC0415
     from ray.util import get_current_placement_group  # noqa: PLC0415
@@ -423,7 +424,8 @@ def _open_directory(path: Path) -> int:
 def download(note: Note, home: Path) -> Path:
     """Download all parts into a directory below ``home``, and return it.
 
-    Each file is checked against its digest.  Raises Incomplete if one cannot be had.
+    Each file is checked against its digest.  Raises Incomplete if one cannot be had; ConfigError or
+    StoreError for the store; else as `_plan`.
     """
     access = _read_access()
     store = _open_store(note, access)

@@ -118,7 +118,10 @@ class TrainerSaves(RankSaves):
                 self.pin(path, name, save, saved_step, self._writers, added=self.added)
 
     def end(self, step: int) -> None:
-        """End the training (``on_train_end``); the final model may still be written."""
+        """End the training (``on_train_end``): commit the pending saves, and note the end.
+
+        The final model may still be written.
+        """
         self._step = step
         self.commit(None)
         self.update(ended=time.time())
