@@ -62,7 +62,8 @@ def pin_checkpoint(
 
     Raises:
         Incomplete, OSError, CkptsyncError: the trainer writes or deletes at this moment, or the
-            disk refuses.  Then there is no pin, and the worker judges the files.
+            disk refuses.  Then there is no pin, and the worker judges the files; but if `make_room`
+            raised, the pin is there.
 
     """
     listing = list_files(path)

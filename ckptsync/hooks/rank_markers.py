@@ -170,9 +170,10 @@ class RankSaves:
 
 
 def forget_ended(spool: Path) -> None:
-    """Remove introductions, added files and marks of trainings that have ended.  Raises OSError.
+    """Remove introductions, added files and marks of trainings that have ended.
 
-    A process of another machine counts as ended after 30 days.
+    A process of another machine counts as ended after 30 days.  Raises OSError or one of ckptsync's
+    errors.
     """
     # listed before the introductions: a process introduces itself before it adds files
     added_folders = list_paths(spool / "added")
@@ -192,7 +193,7 @@ def forget_ended(spool: Path) -> None:
 def forget_saves(spool: Path) -> None:
     """Remove the marks of saves that are neither in the output directory nor pinned any more.
 
-    Does nothing if the output directory cannot be searched.
+    Does nothing if the output directory cannot be searched.  Raises as `list_paths`.
     """
     existing = {path.name.rpartition(".")[0] for path in list_paths(spool / "pins")}
     marked = {folder: folder.name.rpartition("@")[0] for folder in list_paths(spool / "saves")}

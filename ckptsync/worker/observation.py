@@ -152,8 +152,8 @@ def find_surroundings(
 ) -> Surroundings:
     """Return what lies around ``saves``, with the rank markers of the checkpoints ``marked``.
 
-    No markers are read if no training process has introduced itself.  Never raises: a marker that
-    cannot be read is ignored.
+    No markers are read if no training process has introduced itself.  A marker that cannot be read
+    is ignored.  Raises as `list_rank_marks`.
     """
     spool = output_dir / SPOOL
     processes = spool_markers.list_training_processes(spool)

@@ -316,9 +316,9 @@ class PinCopies:
 class Pinner:
     """Creates, changes and drops the pins of ``node``.
 
-    ``is_proven``: whether the store has these files of a checkpoint, VERIFIED, so that they need no
-    pin.  ``lost``: the last saves that were lost, in words, until this worker ends.  ``copies``:
-    files that cannot be linked.
+    ``is_proven``: whether the store has these files of a checkpoint, VERIFIED, or has given them
+    up, so that they need no pin.  ``rule``: what a full spool drops.  ``lost``: the last saves that
+    were lost, in words, until this worker ends.  ``copies``: files that cannot be linked.
     """
 
     node: str

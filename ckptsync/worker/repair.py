@@ -190,7 +190,10 @@ def _show_progress(_: int) -> None:
 
 
 def list_added_files(output_dir: Path) -> Iterator[LocalFile]:
-    """Yield each file that the hook has added to any save, once for all of its links; lazy."""
+    """Yield each file that the hook has added to any save, once for all of its links; lazy.
+
+    Raises as `list_paths` and `walk`.
+    """
     spool = output_dir / SPOOL
     inodes: set[tuple[str, int, int]] = set()
     pins = (pin / "added" for pin in list_paths(spool / "pins"))

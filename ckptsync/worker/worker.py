@@ -144,8 +144,8 @@ class Worker:
     ) -> None:
         """Finish or remove what a killed worker of this node left in the spool.
 
-        ``queues``: made of ``options.threads`` if None.  Raises ConfigError, and StoreError where
-        the disk refuses.
+        ``queues``: made of ``options.threads`` if None.  Raises as `checked_options`, and
+        ConfigError or StoreError where the disk refuses.
         """
         self._options, node = checked_options(options, store.url), options.node
         self._run = options.run
