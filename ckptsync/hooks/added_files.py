@@ -93,9 +93,10 @@ def find_processing(event: Mapping[str, Any]) -> Any:
 
 
 def describe_model(model: Any) -> dict[str, str]:
-    """Return a model's class, origin and dtypes, and names that share one tensor (``a=b``).
+    """Return a model's ``class``, ``base_model``, ``dtypes`` and ``tied``, as texts.
 
-    Empty for an object without parameters.
+    ``tied``: pairs of names that share one tensor (``a=b``), with commas.  Empty for an object
+    without parameters.
     """
     inner = _unwrapped(model)
     if not hasattr(inner, "named_parameters"):

@@ -267,8 +267,8 @@ def push_command(output_dir: Path, store: str, run: str) -> str:
 def is_served(spool: Path) -> bool:
     """Return whether a worker holds its lock in a spool, as each does for as long as it lives.
 
-    A shared lock is tried for a moment: a worker that starts in this moment fails, and its service
-    tries again.
+    False too where this user may not open the spool or the lock.  A shared lock is tried for a
+    moment: a worker that starts in this moment fails, and its service tries again.
     """
     try:
         locks = [path for path in safe_files.list_paths(spool) if path.match("worker-*.lock")]

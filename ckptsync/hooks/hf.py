@@ -171,7 +171,7 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
     def _warn_of_no_worker(self, output_dir: Path) -> None:
         """Log that nobody uploads a directory's saves, if nobody does, and ``store`` is empty.
 
-        Asks once in a process, `WORKER_DUE` seconds after the training began or later.
+        Asks once for each directory, `WORKER_DUE` seconds after the training began or later.
         """
         is_early = time.monotonic() - self._began < WORKER_DUE
         if self._store or is_early or not _claim_line(output_dir):

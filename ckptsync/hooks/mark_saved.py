@@ -142,7 +142,8 @@ def find_home(path: Path) -> tuple[Path, CheckpointDir] | None:
     """Return the output directory of a checkpoint, and what a worker calls it.
 
     None if none finds it.  Of several output directories (``checkpoints/checkpoint_3``) it is the
-    one that has a spool, since a worker uses it; else the uppermost from which links can be made.
+    one that has a spool, since a worker uses it; else the uppermost from which links can be made;
+    else the nearest.  One that finds a final model is only taken if no other finds a checkpoint.
     """
     homes = list(output_dirs_of(path)) or list(output_dirs_of(path.resolve()))
     of_steps = [home for home in homes if home[1].family != FINAL] or homes
@@ -163,8 +164,8 @@ def _is_linkable(home: Path, path: Path) -> bool:
 def _get_marker(folder: Path, rank: Rank) -> Marker:
     """Return this process's marker of a directory.
 
-    The first call makes it: it agrees with the other ranks on the training's name, if torch can
-    reach them (else the name stays empty), and registers `_leave` for the end of the process.
+    The first call makes it, and registers `_leave` for the end of the process.  The training's
+    name is random for a rank alone, else the first rank's by torch's store, else empty.
     """
     key = (os.getpid(), folder)
     if key not in _markers:
@@ -240,8 +241,9 @@ class Marker:
     def mark_mine(self, home: Path, checkpoint_dir: CheckpointDir) -> bool:
         """Mark this rank's part as written; return whether this call pinned the whole save.
 
-        Sets this rank's value in the rendezvous.  Returns False without pinning while other ranks'
-        values are missing (counted in ``unmatched``), or if another rank marks later.
+        Sets this rank's value in the rendezvous, and how many ranks write here in its introduction.
+        Returns False without pinning while other ranks' values are missing (counted in
+        ``unmatched``), or if another rank marks later.
         """
         saves = self._enter(home)
         location = checkpoint_dir.path.joinpath(*(checkpoint_dir.only or ())[:1])
@@ -265,7 +267,8 @@ class Marker:
     def mark_nothing(self, path: Path) -> None:
         """Mark that this rank has no part in a save, so that nobody waits for it.
 
-        Also sets this rank's value in the rendezvous.  Nothing is marked before the first save.
+        Nothing is marked before the first save, or for a ``path`` outside its output directory.
+        This rank's value in the rendezvous is set always.
         """
         saves = self._saves
         if saves and path.is_relative_to(saves.output_dir):

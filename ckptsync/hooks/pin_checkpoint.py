@@ -62,7 +62,8 @@ def pin_checkpoint(
 
     Raises:
         Incomplete, OSError, CkptsyncError: the trainer writes or deletes at this moment, or the
-            disk refuses.  Then there is no pin, and the worker judges the files.
+            disk refuses.  Then there is no pin, and the worker judges the files; but if `make_room`
+            raised, the pin is there.
 
     """
     listing = list_files(path)
@@ -201,7 +202,8 @@ def _close(copies: Copies) -> None:
 def make_room(output_dir: Path, newest: Path, size: int, log: Log) -> list[Path]:
     """Hide as many pins as a next save of ``size`` bytes needs, never ``newest``; log each.
 
-    Return their new paths, for the caller to remove; [] if there is room.  Raises OSError.
+    Return their new paths, for the caller to remove; [] if there is room.  Raises OSError or one
+    of ckptsync's errors.
     """
     lacking = int(FLOOR * size) - pins.free_bytes(output_dir)
     if lacking <= 0:

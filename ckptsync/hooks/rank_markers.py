@@ -95,7 +95,8 @@ class RankSaves:
     def writers(self, processes: Sequence[str]) -> tuple[int, ...]:
         """Return the ranks that write here; ``processes``: the ids of all ranks, in their order.
 
-        Empty if somebody has deleted this rank's own introduction, and so perhaps the others'.
+        If somebody has deleted this rank's own introduction, and so perhaps the others', return
+        this rank where it trains alone, else ().
         """
 
         def is_here(process: str) -> bool:
@@ -169,9 +170,10 @@ class RankSaves:
 
 
 def forget_ended(spool: Path) -> None:
-    """Remove introductions, added files and marks of trainings that have ended.  Raises OSError.
+    """Remove introductions, added files and marks of trainings that have ended.
 
-    A process of another machine counts as ended after 30 days.
+    A process of another machine counts as ended after 30 days.  Raises OSError or one of ckptsync's
+    errors.
     """
     # listed before the introductions: a process introduces itself before it adds files
     added_folders = list_paths(spool / "added")
@@ -191,7 +193,7 @@ def forget_ended(spool: Path) -> None:
 def forget_saves(spool: Path) -> None:
     """Remove the marks of saves that are neither in the output directory nor pinned any more.
 
-    Does nothing if the output directory cannot be searched.
+    Does nothing if the output directory cannot be searched.  Raises as `list_paths`.
     """
     existing = {path.name.rpartition(".")[0] for path in list_paths(spool / "pins")}
     marked = {folder: folder.name.rpartition("@")[0] for folder in list_paths(spool / "saves")}
@@ -220,7 +222,7 @@ class HookLog:
     """
 
     def __init__(self, before: HookLog | None = None) -> None:
-        """Begin with the kinds of ``before``; write to no spool until ``spool`` is set."""
+        """Share the kinds of ``before``; write to no spool until ``spool`` is set."""
         self.spool: Path | None = None
         self.rank = 0
         self._seen: set[str] = before._seen if before else set()  # noqa: SLF001  # of one class

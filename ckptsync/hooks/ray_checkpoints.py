@@ -137,7 +137,8 @@ def upload_fn(store: str, *, run: str = "", patience: float = 600.0) -> Callable
 def _upload(store: str, run: str, patience: float, checkpoint: Any, name: str) -> Any:
     """Send this rank's part, and write its note into Ray's storage; return Ray's ``Checkpoint``.
 
-    That is returned without a note if the directory is empty.  Raises as `send`.
+    That is returned without a note if the directory is empty.  ``run``: the experiment's name if
+    empty.  Raises as `send`, and what Ray's storage raises.
     """
     from ray import train  # noqa: PLC0415
     from ray.util import get_current_placement_group  # noqa: PLC0415
@@ -259,7 +260,8 @@ def _fingerprint(listing: Listing) -> int:
 def _push(offer: Offer, store: Store, part: RankPart, threads: int) -> UploadProgress:
     """Upload a part and return what was sent; try again while this rank still writes.
 
-    Raises the Incomplete of the last try after ``part.patience`` seconds, other errors at once.
+    Raises the Incomplete of the last upload after ``part.patience`` seconds.  Raises other errors
+    at once, and Incomplete for a directory that is gone.
     """
     node = checked_node(f"{node_id()[:80]}.rank-{part.rank}")
     until = time.monotonic() + part.patience
@@ -285,7 +287,7 @@ def validate(checkpoint: Any, level: str | Mapping[str, str] | None = "") -> dic
     parse or load (`ckptsync help verify`); default: digest in a store, parse where Ray's
     storage holds the files.  ``task_config``'s ``fn_kwargs`` can set it, or, up to Ray 2.53,
     ``validate_config={"level": …}`` of the report.  Damage is no exception: it is logged and in the
-    metrics. Raises what a verification raises.
+    metrics. Raises ConfigError for another level, and what a verification raises.
     """
     if not isinstance(level, str):
         level = (level or {}).get("level", "")
@@ -362,7 +364,7 @@ def as_directory(checkpoint: Any) -> Iterator[str]:
 def _user_directory() -> Path:
     """Return the directory of this user's ranks on this node, made if it is missing.
 
-    Its content will be unpickled: raises ConfigError if it belongs to somebody else.
+    Its content will be unpickled: raises ConfigError if it is another user's, or open to others.
     """
     path = Path(tempfile.gettempdir(), f"ckptsync-ray-{os.getuid()}")
     with contextlib.suppress(FileExistsError):
@@ -422,7 +424,8 @@ def _open_directory(path: Path) -> int:
 def download(note: Note, home: Path) -> Path:
     """Download all parts into a directory below ``home``, and return it.
 
-    Each file is checked against its digest.  Raises Incomplete if one cannot be had.
+    Each file is checked against its digest.  Raises Incomplete if one cannot be had; ConfigError or
+    StoreError for the store; else as `_plan`.
     """
     access = _read_access()
     store = _open_store(note, access)

@@ -118,7 +118,10 @@ class TrainerSaves(RankSaves):
                 self.pin(path, name, save, saved_step, self._writers, added=self.added)
 
     def end(self, step: int) -> None:
-        """End the training (``on_train_end``); the final model may still be written."""
+        """End the training (``on_train_end``): commit the pending saves, and note the end.
+
+        The final model may still be written.
+        """
         self._step = step
         self.commit(None)
         self.update(ended=time.time())
@@ -126,9 +129,10 @@ class TrainerSaves(RankSaves):
     def leave(self, *, has_failed: bool = False) -> None:
         """Pin the final model, if the training has ended, and note that this process has left.
 
-        Only the first rank pins it, and nobody with ``has_failed`` or if a pin has it already.  The
-        final model is what lies in the output directory after a training that ended, if it was
-        written since the training began.  The Trainer has no event after ``save_model``.
+        Only the first rank pins it, and nobody with ``has_failed`` or if a pin has it already.
+        Pending saves are committed before.  The final model is what lies in the output directory
+        after a training that ended, if it was written since the training began.  The Trainer has
+        no event after ``save_model``.
         """
         if self.begun.ended and not has_failed:
             self.commit(None)

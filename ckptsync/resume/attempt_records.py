@@ -111,7 +111,10 @@ class AttemptRecords:
     """
 
     def __init__(self, store: Store, run: str, attempt: Attempt) -> None:
-        """Raise ConfigError for a node id that ends in ``.ready``; read nothing."""
+        """Read nothing.
+
+        Raise ConfigError for a node id that ends in ``.ready``, Corrupt for an invalid one.
+        """
         self._store, self._run, self._attempt = store, run, attempt
         self._prefix = resume_prefix(run, attempt.name)
         self._cache: dict[str, object] = {}

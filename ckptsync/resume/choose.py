@@ -79,13 +79,13 @@ def save_id(location: str, manifests: Iterable[str]) -> str:
 def list_candidates(
     summaries: Sequence[Summary], local: Sequence[WholeSave], *, is_verified: bool
 ) -> tuple[Candidate, ...]:
-    """Return the saves that a node could begin with, the oldest first, at most `MOST`.
+    """Return the saves that a node could begin with, the oldest first, the last `MOST` of them.
 
     Args:
-        summaries: the run's locations in the store; those that are VERIFIED and have all that
-            resuming needs are candidates.
-        local: the saves that are whole in the output directory.
-        is_verified: whether VERIFIED is required; else a complete location is enough.
+        summaries: the run's locations in the store.  A candidate has all that resuming needs, has
+            its shards, and is no last model.
+        local: the saves that are whole in the output directory; the final model is left out.
+        is_verified: whether a location must be VERIFIED; else a complete one is enough.
 
     """
     extra = last_models(summaries)

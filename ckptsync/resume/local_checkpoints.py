@@ -77,11 +77,11 @@ def check_idle(output_dir: Path) -> None:
 
 
 def judge_output_dir(output_dir: Path, node: str) -> tuple[LocalCheckpoint, ...]:
-    """Return the checkpoints of an output directory, each with why it is not whole, if so.
+    """Return the movable checkpoints of a directory (`_is_movable`), each with why it is not whole.
 
-    Empty if there is no such directory.  The worker's rules judge, as if nothing had changed for a
-    minute.  ``node``: the id under which this machine pins.  Raises ConfigError or StoreError if
-    the directory cannot be read.
+    Empty without the directory.  Checkpoints that only a pin has are left out.  The worker's rules
+    judge, as if nothing had changed for a minute.  ``node``: the id under which this machine pins.
+    Raises ConfigError or StoreError if the directory cannot be read.
     """
     if not output_dir.is_dir():
         return ()
@@ -114,7 +114,7 @@ def judge_output_dir(output_dir: Path, node: str) -> tuple[LocalCheckpoint, ...]
 
 
 def _is_movable(directory: CheckpointDir) -> bool:
-    """Return whether a checkpoint is one directory, or one file, with a step in its name."""
+    """Return whether a checkpoint is one path, with a step in its name, and no final model."""
     is_one_path = directory.only is None or len(directory.only) == 1
     has_step = series_and_step(directory.name)[1] is not None
     return directory.family != FINAL and is_one_path and has_step

@@ -130,8 +130,8 @@ def prepare(output_dir: Path, attempt: Attempt, options: PrepareOptions) -> Star
 
     Raises:
         Incomplete: if a node does not join in time, or ``require`` finds no checkpoint.
-        ConfigError: if a training writes into ``output_dir``, or the records of nodes contradict
-            each other.
+        ConfigError: if a training writes into ``output_dir``, the records of nodes contradict each
+            other, several nodes have no store, or the store and ``output_dir`` overlap.
         StoreError, Unsupported, Corrupt: if the store, a record or a file cannot be read.
 
     """
@@ -342,7 +342,8 @@ class _Preparation:
     ) -> tuple[tuple[str, str], ...]:
         """Write that this node is ready, wait until all are, and return what it moves aside.
 
-        Raise the attempt's error if it fails, ConfigError if a node has chosen another checkpoint.
+        Also writes the attempt's end: the checkpoint, or an error.  Of several nodes' ends the
+        first counts: raise its error, or ConfigError if it has another checkpoint.
         """
         own = records.set_ready(self._list_aside(choice))
         nnodes = self._attempt.nnodes
@@ -411,8 +412,8 @@ class _Preparation:
     def _reported_download(self, records: AttemptRecords) -> Iterator[None]:
         """Within the block, write the download's progress into the store, as a sign for others.
 
-        At most every `_SIGN_EVERY` seconds, or each quarter of ``wait`` if that is shorter; a write
-        that fails is ignored.
+        Replaces ``progress`` of `_options` until the block ends.  Writes every `_SIGN_EVERY`
+        seconds at most, or each quarter of ``wait`` if that is shorter, and ignores StoreError.
         """
         options_before, last_write = self._options, [time.monotonic()]
 

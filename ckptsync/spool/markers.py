@@ -178,7 +178,10 @@ def count_ranks_at(spool: Path, at: float) -> int | None:
 
 
 def list_rank_marks(spool: Path, checkpoint: str) -> tuple[RankMark, ...]:
-    """Return the ranks' markers of all saves of a checkpoint's name, in the order of writing."""
+    """Return the ranks' markers of all saves of a checkpoint's name, in the order of writing.
+
+    Raises UnsafeSpool, or StoreError or ConfigError if the saves cannot be listed.
+    """
     saves = safe_files.list_paths(spool / "saves")
     ranks = (
         mark

@@ -324,9 +324,9 @@ def renew_ownership(pin: Pin) -> None:
 def link_files(pin: Pin, source: Path, names: Iterable[str]) -> tuple[str, ...]:
     """Link files of ``source`` into a pin; return the names that this file system cannot link.
 
-    Files that are gone are skipped.  With the first new file, the pin's notes and its mark of being
-    stored are removed.  Raises ConfigError where files belong to another user, StoreError where the
-    disk refuses.
+    Files that are gone or pinned already are skipped.  The pin's notes and its mark of being stored
+    are removed unless all are refused.  Raises ConfigError where files belong to another user,
+    StoreError where the disk refuses.
     """
     refused = []
     has_linked = False
@@ -448,7 +448,8 @@ def clean_own(output_dir: Path, node: str) -> None:
 def clean_abandoned(output_dir: Path, now: float) -> None:
     """Remove or publish what other nodes left half done six hours ago or earlier.
 
-    ``now``: seconds since the epoch.  What cannot be removed stays, without an error.
+    ``now``: seconds since the epoch.  What cannot be removed stays, without an error.  Raises as
+    `list_paths` if the pins cannot be listed.
     """
     for path in list_paths(output_dir / SPOOL / "pins"):
         claim_match = _CLAIM.fullmatch(path.name)
@@ -467,7 +468,7 @@ def clean_abandoned(output_dir: Path, now: float) -> None:
 def free_bytes(output_dir: Path) -> int:
     """Return the free bytes of the file system of the pins, nearly always the trainer's disk.
 
-    Raises Incomplete if the output directory is gone.
+    Raises Incomplete if the output directory is gone, else as `translate_errors`.
     """
     with translate_errors(output_dir):
         try:

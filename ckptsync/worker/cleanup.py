@@ -131,11 +131,11 @@ def clean_up(
 ) -> tuple[list[UploadProgress], list[Failure]]:
     """Remove the pins, and with ``clean`` the local checkpoints, that are not needed any more.
 
-    The newest ``keep_pins`` proven pins of this node stay.  Pins that other nodes left half done,
-    and copies of manifests of other checkpoints, are removed, too.  Return the removed checkpoints,
-    and what could not be removed; the first error of a disk or the store ends the call.
-    ``checkpoints``: names that are here or that the scan could not read; with the empty name among
-    them the scan saw nothing, so nothing is forgotten.
+    Return the removed checkpoints, and what could not be removed; the first error of a disk or the
+    store ends the call.  The newest ``keep_pins`` proven pins of this node stay.  Pins that other
+    nodes left half done are removed or published.  ``checkpoints``: names that are here or that
+    the scan could not read.  Manifest copies of all others are removed, and ``uploaded`` forgets
+    them, unless the empty name is among them: then the scan saw nothing.
     """
     run, scanned_saves = options.run, scanner.saves()
     cleaned: list[UploadProgress] = []
@@ -402,9 +402,10 @@ def _verified_manifest(checkpoint: str, files: Sequence[Stat], view: StoreView) 
 
 
 def _listed_digests(checkpoint: str, files: Sequence[Stat], view: StoreView) -> list[str] | None:
-    """Return each file's digest if the store lists all of them now, by name and size; else None.
+    """Return each file's digest, if this node's manifest of the files is VERIFIED; else None.
 
-    Refreshes the view.  Raises StoreError.
+    None also if the store does not list each of them now, with its size.  Refreshes the view.
+    Raises StoreError.
     """
     records = view.refresh()
     manifest = _verified_manifest(checkpoint, files, view)

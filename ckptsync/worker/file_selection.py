@@ -42,6 +42,7 @@ EVERYTHING = Selection()
 def select(paths: Iterable[str], selection: Selection, demands: Demands) -> frozenset[str]:
     """Return the paths to send.
 
+    Configurations, tokenizers and other files that describe the checkpoint are always among them.
     ``demands``: what the layout of the whole checkpoint demands, as far as this node can tell.
     Optimizer states from which alone a model can be made (ZeRO-3 without gathered weights) count as
     weights.

@@ -421,7 +421,8 @@ def _last_of_tracked(observed: Observation) -> str:
 def _last_of_dcp(observed: Observation) -> str:
     """Return why a distributed checkpoint of torch is finished; else empty.
 
-    Megatron (its rank 0 writes ``common.pt``) adds files after ``.metadata``.
+    Its ``.metadata`` is enough: `last_file` has compared the times.  Megatron (its rank 0 writes
+    ``common.pt``) adds files after it, so there the trainer's step decides.
     """
     names = [f.path for f in observed.files]
     if not any(map(is_metadata, names)):

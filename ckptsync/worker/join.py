@@ -42,7 +42,7 @@ def join(
 
     A killed call is continued by the next; a finished one does nothing.  Raises ConfigError where
     they cannot be one save, or do not exist; Incomplete while a node sends files of that
-    checkpoint; StoreError.
+    checkpoint; Corrupt or Unsupported for a record of it that cannot be read; StoreError.
     """
     checkpoint = checkpoint_of(first)
     if first == second or checkpoint_of(second) != checkpoint:
@@ -98,7 +98,7 @@ def _list_members(
 def _list_groups(
     members: Iterable[manifest_groups.StoredManifest], records: RunRecords
 ) -> list[manifest_groups.Group]:
-    """Return the saves that these manifests belong to; empty without manifests."""
+    """Return the saves that ``members``, manifests of one checkpoint, belong to; empty if none."""
     own_manifests = [stored.manifest for stored in members]
     all_manifests = (
         manifest_groups.live_manifests(records.manifests(own_manifests[0].checkpoint))

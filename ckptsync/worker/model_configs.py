@@ -310,8 +310,9 @@ def _named_models(
 ) -> Iterator[Path]:
     """Yield the local directories of the model with which a training says that it began; lazy.
 
-    Names in the checkpoint's files come first, then those of the hook, newest training first.  Only
-    absolute paths of directories that exist.
+    Names in the checkpoint's files and ``configs`` come first, then those of arguments in
+    ``around``, then the hook's, newest training first.  Only absolute paths of directories that
+    exist.
     """
     named_in = [
         file for name in _NAMED_IN if (file := files.by_path.get(name) or configs.get(name))
@@ -333,7 +334,10 @@ def _named_models(
 
 
 def _read_arguments(files: LocalFiles, extent: Extent) -> Any:
-    """Return the attributes of a Trainer's pickled arguments, of any class; execute nothing."""
+    """Return the attributes of a Trainer's pickled arguments, of any class; execute nothing.
+
+    A pickle that is no object is returned itself.  Raises as `torch_save.load`.
+    """
     # most checkpoints need no pickle read here
     from ckptsync.formats import torch_pickle, torch_save  # noqa: PLC0415
     from ckptsync.formats.pickles import AnyClass, PickledObject  # noqa: PLC0415

@@ -152,8 +152,8 @@ def find_surroundings(
 ) -> Surroundings:
     """Return what lies around ``saves``, with the rank markers of the checkpoints ``marked``.
 
-    No markers are read if no training process has introduced itself.  Never raises: a marker that
-    cannot be read is ignored.
+    No markers are read if no training process has introduced itself.  A marker that cannot be read
+    is ignored.  Raises as `list_rank_marks`.
     """
     spool = output_dir / SPOOL
     processes = spool_markers.list_training_processes(spool)
@@ -465,8 +465,9 @@ def _was_emptied(root: Path, files: Sequence[Stat]) -> bool:
 def _check_files(files: LocalFiles) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
     """Return the files without their format's end, and those that a process has open for writing.
 
-    The second is None if none is known to be open but not all could be checked.  The kernel refuses
-    a read lease while a file is open for writing, on local file systems only.
+    Opens each file of a local file system: there the kernel refuses a read lease while a file is
+    open for writing.  The second is None if none is known to be open but not all could be checked.
+    Raises as `open_each`.
     """
     kinds = device_kinds()
     leasable = [

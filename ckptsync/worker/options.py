@@ -77,7 +77,7 @@ class WorkerOptions:
 def checked_options(options: WorkerOptions, store_url: str) -> WorkerOptions:
     """Return ``options`` after checking names, and that run and store do not overlap.
 
-    Raises ConfigError.
+    Raises Corrupt for an invalid node id, else ConfigError.
     """
     try:
         checked_node(options.node)
@@ -110,7 +110,7 @@ def local_root(store_url: str) -> Path | None:
 
 
 def refuse_overlap(directory: Path, root: Path, checkpoints: Collection[Path] = ()) -> None:
-    """Raise ConfigError if a source lies in the store, or the store in a checkpoint of it.
+    """Raise ConfigError if a source lies in the store, or the store in its spool or a checkpoint.
 
     Files that were sent would be found, and sent again.  ``checkpoints``: further directories that
     the user calls checkpoints.

@@ -316,9 +316,9 @@ class PinCopies:
 class Pinner:
     """Creates, changes and drops the pins of ``node``.
 
-    ``is_proven``: whether the store has these files of a checkpoint, VERIFIED, so that they need no
-    pin.  ``lost``: the last saves that were lost, in words, until this worker ends.  ``copies``:
-    files that cannot be linked.
+    ``is_proven``: whether the store has these files of a checkpoint, VERIFIED, or has given them
+    up, so that they need no pin.  ``rule``: what a full spool drops.  ``lost``: the last saves that
+    were lost, in words, until this worker ends.  ``copies``: files that cannot be linked.
     """
 
     node: str
@@ -338,7 +338,8 @@ class Pinner:
 
         Return what was to be dropped, and what is still lacking.  Losses are added to ``lost``.  If
         the disk refuses, the rest stays, and the error is added to ``failures``.  ``checkpoints``:
-        names in the output directory.  Raises Incomplete if that is gone.
+        names in the output directory.  ``pins``: all pins, as `list_pins` orders them.  Raises
+        Incomplete if the directory is gone.
         """
         largest = max((sum(f.size for f in p.files) for p in pins), default=0)
         room = SpoolRoom(held_bytes(pins), free_bytes(run.path), largest)

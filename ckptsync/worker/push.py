@@ -396,8 +396,8 @@ def offered_saves(offer: Offer, *nodes: str) -> list[LocalSave]:
 
     Files that rotation has removed from a committed save are read from the pin.  A save that the
     trainer has removed or overwritten counts if the hook committed it, or a worker noted that it
-    was stable.  Pins of other nodes than ``nodes`` are left to their owners.  Raises Incomplete or
-    ConfigError for a directory that cannot be listed.
+    was stable; but not if its pin has the stored mark.  Pins of other nodes than ``nodes`` are left
+    to their owners.  Raises Incomplete or ConfigError for a directory that cannot be listed.
     """
     saves: list[LocalSave] = []
     listings = {

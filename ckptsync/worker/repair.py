@@ -69,9 +69,9 @@ def list_requests(
     """Return the damaged files of a location that ``node`` should send again.  Pure.
 
     () if the location has no manifest, is retired, or has given up its shards. Reports that a later
-    one answers do not count; each file is listed once, by the newest report. ``manifests``: all of
-    the checkpoint's name.  ``has_copy``: whether the node has a copy of a file that another node
-    named.
+    one answers do not count, nor names that several nodes claim.  Each file is listed once, by the
+    newest report. ``manifests``: all of the checkpoint's name.  ``has_copy``: whether the node has
+    a copy of a file that another node named.
     """
     manifests_here = [
         stored
@@ -190,7 +190,10 @@ def _show_progress(_: int) -> None:
 
 
 def list_added_files(output_dir: Path) -> Iterator[LocalFile]:
-    """Yield each file that the hook has added to any save, once for all of its links; lazy."""
+    """Yield each file that the hook has added to any save, once for all of its links; lazy.
+
+    Raises as `list_paths` and `walk`.
+    """
     spool = output_dir / SPOOL
     inodes: set[tuple[str, int, int]] = set()
     pins = (pin / "added" for pin in list_paths(spool / "pins"))

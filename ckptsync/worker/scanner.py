@@ -466,7 +466,11 @@ _UNKNOWN = "weights, in no checkpoint that a worker knows"
 
 
 def _why_stray(path: Path, weights_name: str) -> str:
-    """Return why weights are not uploaded; ``weights_name``: one of the files with weights."""
+    """Return why the weights at ``path`` are not uploaded.
+
+    ``path``: a file or directory of the output directory.  ``weights_name``: one of its files with
+    weights, or the file's own name.  Reads directories.
+    """
     if path.name == weights_name and not path.is_dir():
         return "a format that a worker does not know; `ckptsync push --as` uploads a directory"
     with contextlib.suppress(CkptsyncError):  # a push says what cannot be read

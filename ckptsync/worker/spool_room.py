@@ -100,8 +100,9 @@ def pins_by_age(pins: Iterable[Pin]) -> tuple[Pin, ...]:
 def local_dates(checkpoint: str, newest: int, finished: int, k: int = 0) -> SaveDates:
     """Return the dates of a save on this node, by which saves are ordered.
 
-    ``newest``: the mtime of its newest file.  ``finished``: when a worker saw it finished, which
-    counts as its arrival; 0 if none has.  Both in ns.
+    ``newest``: the mtime of its newest file, which counts as ``finished`` if it is later.
+    ``finished``: when a worker saw it finished, which counts as its arrival; 0 if none has.  Both
+    in ns.
     """
     written, arrived = newest / 1e9, finished / 1e9 if finished else math.inf
     is_ahead = written > arrived + SAME_MOMENT
@@ -111,9 +112,9 @@ def local_dates(checkpoint: str, newest: int, finished: int, k: int = 0) -> Save
 def choose_to_give_up(pins: Sequence[PinCost], room: SpoolRoom, rule: SpoolRule) -> Relief:
     """Return which pins to drop so that there is room, as few as possible.  Pure.
 
-    Pins that the store has go first, VERIFIED ones before others.  Others go only by the operator's
-    rule, and not if that frees too little.  The newest, and the one that has been sent for longest,
-    always stay.
+    Only pins whose checkpoint the trainer has removed can go.  Those that the store has go first,
+    VERIFIED ones before others.  Others go only by the operator's rule, but never the newest pin,
+    nor the oldest that is being sent; where the disk would stay too full, only for the budget.
     """
     bytes_lacking = room.lacking(rule)
     droppable = [p for p in pins if p.is_gone and p.alone]

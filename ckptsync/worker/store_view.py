@@ -293,7 +293,7 @@ class StoreView:
     def why_done(self, local_save: LocalSave) -> Done | None:
         """Return why nothing is left to do for a save, or None if it is to be uploaded.
 
-        It is stored, by this node or another one on the same disk, or it was given up.
+        It is stored or was given up, or its pin is another node's, which uploads it.
         """
         if local_save.pin is not None and local_save.pin.node not in ("", self.node):
             return Done("elsewhere", f"{local_save.pin.node} uploads it")

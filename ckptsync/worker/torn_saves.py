@@ -121,9 +121,10 @@ def current_names(files: Iterable[Stat]) -> list[str]:
 def lacking_file(names: Iterable[str]) -> str:
     """Return in words a file that a rank should have written by now; empty if there is none.
 
-    A file of `_FOLLOWED_BY` without the one that follows lacks that one.  A rank that has left its
-    random state is done.  Where no rank left one, each rank must have every kind of file that
-    another one has.  Ranks without any file here are on other nodes.
+    A file of `_FOLLOWED_BY` without the one that follows lacks that one.  If a rank has left its
+    random state, every other one should have; if none has, each must have every kind of file that
+    another one has.  Else it is a missing numbered part of weights.  Ranks without any file here
+    are on other nodes.
     """
     paths = list(names)
     following = (
@@ -346,9 +347,10 @@ def _folder(path: str) -> str:
 
 
 def _find_overwritten(files: Sequence[Stat], last_file_mtime: int, rest_time: float) -> str:
-    """Return, as text, which file of a new save follows the trainer's last file; empty if none.
+    """Return, in words, which file of a new save follows the trainer's last file; empty if none.
 
-    A file that only a trainer writes shows it, or a long time without a write.
+    It is a file that only a trainer writes; else, after ``rest_time`` seconds without a write, a
+    random state, or weights beside a configuration that is as new.
     """
     trainer_files = (
         _find_trainer_file(newer, files)
@@ -383,8 +385,8 @@ def _written_after(files: Iterable[Stat], ended: int, least: float) -> Iterator[
 def _find_trainer_file(newer: Sequence[Stat], files: Sequence[Stat]) -> str:
     """Return a file in ``newer`` that only a new save writes; empty if there is none.
 
-    These are trainer states, some of a model's parts, and random states of ranks that wait for no
-    other rank: a rank with shards waits for the others before it writes its random state.
+    These are trainer states, some of a model's parts, and random states: any beside new weights,
+    else those of ranks without shards, since a rank with shards waits for the others first.
     """
     states = next((f.path for f in newer if _is_of_states(f.path)), "")
     sharded = _sharded_ranks(files)

@@ -392,9 +392,9 @@ class FileSender:
     ) -> Sent:
         """Write the manifest of ``entries``; return how many files and bytes this sender stored.
 
-        It supersedes lost manifests of its location (unless an orphan was overwritten) and those
-        that it leaves behind.  Raises Changed or Incomplete, and writes nothing, if a file has
-        changed since the scan; StoreError.
+        It supersedes lost manifests of its location (unless an orphan was overwritten) and this
+        node's manifests elsewhere that name only its files.  Raises Changed or Incomplete, and
+        writes nothing, if a file has changed since the scan; ConfigError, StoreError.
         """
         check_unchanged(self.files)
         prefix = records_prefix(part.run, part.location)
@@ -465,8 +465,9 @@ class FileSender:
     def put_under_own_name(self, draft: Manifest, file: FileEntry) -> FileEntry:
         """Store a file under this node's own name; return its entry, which says so.
 
-        Sends nothing if the name has the file's bytes already, which reads the stored file; other
-        bytes are overwritten.  What it sends is added to ``stored_entries``.
+        Sends nothing if this sender has stored it there, or the name has the bytes of the file's
+        known digest, for which the stored file is read; else overwrites.  Adds what it sends to
+        ``stored_entries``.  Raises as `send`.
         """
         own_name = node_file_name(draft.run, draft.location, draft.node, file.path)
         name = checked_own(own_name, own_prefixes(draft.run, draft.location))

@@ -144,8 +144,8 @@ class Worker:
     ) -> None:
         """Finish or remove what a killed worker of this node left in the spool.
 
-        ``queues``: made of ``options.threads`` if None.  Raises ConfigError, and StoreError where
-        the disk refuses.
+        ``queues``: made of ``options.threads`` if None.  Raises as `checked_options`, and
+        ConfigError or StoreError where the disk refuses.
         """
         self._options, node = checked_options(options, store.url), options.node
         self._run = options.run
@@ -397,7 +397,10 @@ class Worker:
         self.queues.post(self, [self._upload_job(scanned) for scanned in ordered])
 
     def _pending_save(self, scanned: ScannedSave, *, is_in_hand: bool) -> PendingSave[ScannedSave]:
-        """Return a save with what `queue.order_saves` goes by; it is begun if it is in hand."""
+        """Return a save with what `queue.order_saves` goes by.
+
+        It is begun if it is in hand, or if the store has a part of it (`StoreView.is_begun`).
+        """
         local_save = scanned.local_save
         written = max((s.mtime for s in local_save.files.stats), default=0)
         age = (scanned.first, local_save.checkpoint_dir.step or 0, local_save.k)
