@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
 def working_directory(path: str | None) -> Path:
     """Return the directory to work in, made if need be: ``path``, or a new temporary one.
 
-    Raises ConfigError if it is not empty.
+    Links in it are resolved.  Raises ConfigError if it is not an empty directory.
     """
     if path is None:
         return Path(tempfile.mkdtemp(prefix="ckptsync-demo-")).resolve()
