@@ -410,10 +410,10 @@ def check_running(children: Sequence[DemoProcess]) -> None:
 
 
 def script(run: str, data: Path, output_dir: Callable[[str], Path]) -> list[tuple[Path, Path]]:
-    """Return each file of a run with the path to write it to, in a trainer's order of writing.
+    """Return each file below ``data`` and the path to write it to, in a trainer's order of writing.
 
-    ``output_dir(node)`` returns the run's output directory on a node.  Raises StoreError if the
-    installation has no demo data.
+    ``data`` has a directory for each node; ``output_dir(node)`` returns the run's output directory
+    there.  ``run`` is for the error.  Raises StoreError without files, OSError without ``data``.
     """
     writes: list[tuple[int, str, str, Path, Path]] = []
     for node in data.iterdir():

@@ -281,7 +281,10 @@ def _list_writable(config: Config) -> list[str]:
 
 
 def _list_edits(config: Config, unit: str, writable: list[str]) -> list[str]:
-    """Return the settings, as text, that a configuration needs and the unit's text lacks."""
+    """Return the settings, as text, that a configuration needs and the unit's text lacks.
+
+    ``unit``: the text of an installed template, which has one line ``ReadWritePaths=``.
+    """
     (listed,) = re.findall("^ReadWritePaths=(.*)", unit, re.MULTILINE)
     roots = [Path(path.lstrip("-")) for path in listed.split()]
     missing = [path for path in writable if not any(Path(path).is_relative_to(r) for r in roots)]
