@@ -342,9 +342,10 @@ def find_strays(output_dir: Path) -> dict[str, str]:
 
 
 def _shown_weights(folder: Path) -> str:
-    """Return the path of a file of weights in a directory or one level below; "" if there is none.
+    """Return the relative path of a file of weights in a directory or one level below, else "".
 
-    Also "" if the directory has a spool. Raises as `_entries`.
+    At most `_MOST_STRAYS` directories below are searched. "" if the directory has a spool. Raises
+    as `_entries`.
     """
     entries = _entries(folder)
     inner = [entry for entry in entries if _is_own_folder(entry)][:_MOST_STRAYS]

@@ -221,7 +221,7 @@ def crc32_combine(first: int, second: int, size: int) -> int:
 
 
 def _product(a: int, b: int) -> int:
-    """Return the product of two polynomials over GF(2), modulo `_POLYNOMIAL`."""
+    """Return the product of two polynomials over GF(2) modulo `_POLYNOMIAL`, all bit-reversed."""
     result = 0
     while a:
         if a & _ONE:

@@ -94,7 +94,7 @@ class Corrupt(CkptsyncError):
 
 
 def without_frames(e: E) -> E:
-    """Return a copy of an error without its traceback, to keep or to raise again.
+    """Return a copy of an error, to keep or raise again, without traceback, cause and context.
 
     A traceback refers to all frames that the error passed, and so to the data that they had read,
     as long as the error is kept; each raise adds frames.

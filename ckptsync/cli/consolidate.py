@@ -130,7 +130,8 @@ def _run(args: argparse.Namespace, progress: Progress) -> int:
 def _options(args: argparse.Namespace) -> tuple[HeadOptions, MergeResources]:
     """Return the options of the command line, else of the configuration, else the defaults.
 
-    Raises ConfigError.
+    With the engine ``ray``, they name the cluster of RAY_ADDRESS, else this machine's; it is not
+    contacted.  Raises ConfigError.
     """
     config = configuration(args)
     head = config.head if config else HeadConfig()

@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
 def working_directory(path: str | None) -> Path:
     """Return the directory to work in, made if need be: ``path``, or a new temporary one.
 
-    Raises ConfigError if it is not empty.
+    Links in it are resolved.  Raises ConfigError if it is not an empty directory.
     """
     if path is None:
         return Path(tempfile.mkdtemp(prefix="ckptsync-demo-")).resolve()
@@ -410,10 +410,10 @@ def check_running(children: Sequence[DemoProcess]) -> None:
 
 
 def script(run: str, data: Path, output_dir: Callable[[str], Path]) -> list[tuple[Path, Path]]:
-    """Return each file of a run with the path to write it to, in a trainer's order of writing.
+    """Return each file below ``data`` and the path to write it to, in a trainer's order of writing.
 
-    ``output_dir(node)`` returns the run's output directory on a node.  Raises StoreError if the
-    installation has no demo data.
+    ``data`` has a directory for each node; ``output_dir(node)`` returns the run's output directory
+    there.  ``run`` is for the error.  Raises StoreError without files, OSError without ``data``.
     """
     writes: list[tuple[int, str, str, Path, Path]] = []
     for node in data.iterdir():

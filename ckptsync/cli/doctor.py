@@ -160,11 +160,11 @@ def examine(path: Path) -> tuple[Diagnosis, int]:
 
 
 def _diagnose(args: argparse.Namespace, wait: float, max_age: float) -> Diagnosis:
-    """Examine this node, or compare published nodes; return the diagnosis.
+    """Return the diagnosis of this node, as `diagnosis.examine`, or of the published nodes.
 
-    A configuration of ``-c`` that cannot be read is a finding, unless nodes are compared; so is a
-    store that does not answer.  Without ``--json``, prints which nodes are waited for.  ``wait``
-    and ``max_age`` are seconds.  Raises ConfigError, StoreError.
+    Unless nodes are compared, a configuration of ``-c`` or a store that cannot be read is a
+    finding.  With ``--publish``, writes to the store, waits up to ``wait`` seconds, and prints for
+    whom unless ``--json``.  ``max_age`` is seconds, too.  Raises ConfigError, StoreError.
     """
     is_compared = (args.nodes or args.url is not None) and not args.publish
     if args.config and args.url:

@@ -125,7 +125,7 @@ def _run_one(args: argparse.Namespace, progress: Progress) -> int:
 def _request(args: argparse.Namespace) -> tuple[Store, Request]:
     """Return the store, and the event to run there by configuration and words.
 
-    Raises ConfigError for missing or wrong words and options.
+    Raises ConfigError for missing or wrong words and options, StoreError.
     """
     from ckptsync.events.handling import Request
     from ckptsync.worker.node_identity import node_id

@@ -71,8 +71,9 @@ def reasons(
 ) -> Iterator[str]:
     """Yield lines about a location: findings, activities of nodes, why its status is no better.
 
-    Activities replace those reasons where they explain them; ``model`` does, or what the model
-    lacks, if it has one.  Doubts, newer saves and other parts of the save follow.
+    Activities replace the reasons that they explain.  If the location has a model, ``model``, or
+    what the model lacks, replaces all reasons.  While files are uploaded and no node says so, the
+    percentage comes first.  Doubts, newer saves and other parts of the save follow.
 
     Args:
         url: the store.

@@ -84,7 +84,10 @@ class RepairOutcome:
 
     @property
     def exit_code(self) -> int:
-        """Return the error's exit code, else the remaining plan's; 3 if it can be repaired."""
+        """Return the exit code of the error, else of the remaining plan, else of the plan.
+
+        3 instead of the remaining plan's 0 if its damage can be repaired.
+        """
         if self.error:
             return self.error.exit_code
         if self.remaining is None:

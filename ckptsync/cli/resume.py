@@ -120,9 +120,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Agree, get the checkpoint, run the training, upload; return the training's exit code.
+    """Agree, get the checkpoint, run the training, upload; return the last training's exit code.
 
-    Raises ConfigError before anything starts, and the errors of `prepare`.
+    A training that fails is started again up to ``--restarts`` times.  Without a store, only local
+    checkpoints count, and nothing is uploaded.  Raises ConfigError before anything starts, and the
+    errors of `prepare`.
     """
     command = list(args.training)
     check_command(command, args.trainer or "")

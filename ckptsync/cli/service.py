@@ -261,8 +261,9 @@ def _check_source(source: Path, expected: Path) -> None:
 def _list_writable(config: Config) -> list[str]:
     """Return the directories that a service must be able to write to, sorted.
 
-    They are those above the output directories, and the store's.  Raises ConfigError if one would
-    be the root or all homes.
+    They are those above the output directories and before any wildcard, and the store's.  Below
+    /tmp that is /tmp; directly in a root or home directory it is the output directory itself.
+    Raises ConfigError if a pattern would need all of `_HOMES`.
     """
     paths = set()
     for run in config.worker.runs if "worker" in config.roles else ():
@@ -281,7 +282,10 @@ def _list_writable(config: Config) -> list[str]:
 
 
 def _list_edits(config: Config, unit: str, writable: list[str]) -> list[str]:
-    """Return the settings, as text, that a configuration needs and the unit's text lacks."""
+    """Return the settings, as text, that a configuration needs and the unit's text lacks.
+
+    ``unit``: the text of an installed template, which has one line ``ReadWritePaths=``.
+    """
     (listed,) = re.findall("^ReadWritePaths=(.*)", unit, re.MULTILINE)
     roots = [Path(path.lstrip("-")) for path in listed.split()]
     missing = [path for path in writable if not any(Path(path).is_relative_to(r) for r in roots)]

@@ -278,7 +278,7 @@ def _run_row(
 
 
 def _step(point: Point | None) -> str:
-    """Return the step of a checkpoint, or its name if it has none; "-" without a checkpoint."""
+    """Return a checkpoint's step, or its name, cut at `LEAST`; "-" without a checkpoint."""
     if point is None:
         return "-"
     return str(point.step) if point.step is not None else cut(point.checkpoint, LEAST)

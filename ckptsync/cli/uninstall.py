@@ -60,9 +60,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Remove what is left behind, unless it is a dry run, and print that; return 0.
+    """Remove what is left behind, and print what was removed and what stays; return 0.
 
-    Raises ConfigError while a service is enabled, or if a file cannot be removed.
+    Without ``--purge``, files that cannot be made again stay; files that are `kept` always stay.
+    A dry run only prints.  Raises ConfigError if a file cannot be removed, or, unless it is a dry
+    run, while a service is enabled.
     """
     enabled = service.list_enabled()
     if enabled and not args.dry_run:

@@ -317,7 +317,7 @@ def _position(name: str, document: Document, key: str) -> str:
 
 
 def _suggestion(key: str, among: Collection[str]) -> str:
-    """Return "(did you mean …?)" for a key like one of ``among``; empty if there is none.
+    """Return " (did you mean …?)" for a key like one of ``among``; "" if there is none.
 
     Without a similar one, suggest a key that has the same name in another section.
     """

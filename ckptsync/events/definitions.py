@@ -104,7 +104,11 @@ def _read_definition(item: object, command: Callable[[object], tuple[str, ...]])
 def _read_values(
     item: Mapping[str, Any], command: Callable[[object], tuple[str, ...]]
 ) -> Iterator[tuple[str, Any]]:
-    """Yield each key that is not None, with its checked value; raise ValueError for a wrong one."""
+    """Yield each key whose value is not None, with the checked value.  Lazy.
+
+    Raises ValueError for a wrong value, an unknown key, without ``on``, or unless the event has
+    either a command or a URL.
+    """
     readers: Mapping[str, Callable[[Any], Any]] = {
         "name": str,
         "on": _read_events,

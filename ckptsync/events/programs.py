@@ -180,8 +180,9 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 def post(definition: Definition, document: bytes, beat: Beat) -> ProgramEnd:
     """POST the JSON of a location; return how that ended: well with a status of 200 to 299.
 
-    It waits for ``definition.timeout``; a thread sends, and is left behind after that. A
-    redirection is an error. No error names the URL, which may hold a token.
+    A thread sends. This waits ``definition.timeout`` seconds for it, calling ``beat`` every
+    `LISTEN` seconds, then leaves it behind. A redirection is an error. Raises nothing of the
+    request; no error names the URL, which may hold a token.
     """
     answer: list[str] = []
 

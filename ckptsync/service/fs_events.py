@@ -85,7 +85,8 @@ class Watch:
     def _start(self, path: str, inode: int) -> None:
         """Watch a path by events, or by polling where there are none or inotify has no room.
 
-        If neither works, that is logged, and scans alone find changes.
+        Keeps the observer with ``inode``, the number of the directory that it watches.  If neither
+        works, logs a warning and keeps none: scans alone find changes.
         """
         real = os.path.realpath(path)  # watchdog watches a link itself, not what it points to
         is_polled = path in self._limited or is_blind(find_mount(read_table(), real).kind)

@@ -130,7 +130,10 @@ class HeadRoles:
         return (*self.jobs.running(), *self.jobs.waiting(), *given_up)
 
     def verify(self) -> Outcome:
-        """Begin the due verifications, repaired and new locations first.  Raises StoreError."""
+        """Begin the due verifications, repaired and new locations first; return as `consolidate`.
+
+        Reads the catalogue.  Raises StoreError.
+        """
         catalogue = self.catalogues.read()
         due_jobs = verify_jobs_in_store(self._store, catalogue, self._policy, time.time())
         queue = self.jobs.begin("verify", due_jobs)
@@ -138,7 +141,10 @@ class HeadRoles:
         return Outcome(self.jobs.lines("verify"), queue, errors)
 
     def retain(self) -> Outcome:
-        """Begin a retention job, if none runs or waits; the child decides what is deleted."""
+        """Begin a retention job, if none runs or waits; return as `consolidate`.
+
+        The child reads the store, and decides what is deleted.
+        """
         queue = self.jobs.begin("retain", [Job("retain")])
         return Outcome(self.jobs.lines("retain"), queue, self.jobs.errors("retain"))
 

@@ -205,8 +205,9 @@ class Wait:
 def wait_after(before: Wait | None, job: Job, end: JobEnd, now: float) -> Wait | None:
     """Return how long a job that has ended waits, or None if it need not.  Pure.
 
-    A failure that may pass waits for `SOON`, doubled with each of the key up to `LATE`; others
-    `LATE`.  A job that changed nothing waits for `SOON`; one done once for a key waits for ever.
+    After a failure that may pass it waits `SOON` seconds, doubled with each failure in succession
+    with the same key, up to `LATE`; after others `LATE`.  A job that changed nothing waits `SOON`;
+    one that runs once for a key waits forever.
     """
     if isinstance(end, CommandResult):
         if job.once_per_key:
@@ -224,6 +225,7 @@ class Jobs:
     """Runs jobs in child processes, ``most`` of each kind at once.
 
     ``ended`` is called, in the child's own thread, after each job: there may be more to do.
+    ``command``: the words before those of a job.
     """
 
     def __init__(

@@ -188,7 +188,7 @@ class Heart:
     def _rated(self, now: float) -> tuple[Progress, ...]:
         """Return the entries of `_running` with rates in bytes/s; log moving ones once a minute.
 
-        Rates of entries that move no more are dropped.
+        Rates of entries that move no more are dropped.  ``now`` is on the monotonic clock.
         """
         running = self._running()
         moving = {(p.kind, p.subject) for p in running if p.is_moving}
@@ -217,7 +217,10 @@ class Heart:
             log.warning("%s", pairs(phase="stopped", error=failed))
 
     def _current(self, now: float) -> Heartbeat:
-        """Return the heartbeat of now; set ``disks`` of the roles, and log as `_rated` does."""
+        """Return the heartbeat at ``now`` (monotonic clock); examine the disks.
+
+        Sets ``disks`` of the roles, and logs as `_rated` does.
+        """
         roles, sent_bytes, outcome = self._roles, self._roles.sent_bytes(), self._roles.outcome()
         roles.disks = tuple(
             disks(roles.worker.pinned_bytes() if roles.worker else [], roles.spool_budget)

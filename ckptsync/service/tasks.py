@@ -221,7 +221,10 @@ def progress_of_process() -> Activity:
 
 
 def _moved(path: str) -> int:
-    """Return the bytes that /proc counts as read and written, 0 where a container hides them."""
+    """Return the bytes that a file ``io`` of /proc counts as read and written; 0 if it is absent.
+
+    It is absent or unreadable for a thread that has ended, in some containers, or without Linux.
+    """
     try:
         lines = Path(path).read_text("ascii").splitlines()
     except OSError:

@@ -130,7 +130,8 @@ def _location(checkpoint: str, stored: Sequence[Summary]) -> str:
 def _is_over(progress: Progress, node: Node, summary: Summary) -> bool:
     """Return whether the store's records show that an entry's work is done.
 
-    An upload or verification: if its record is newer than the heartbeat. Repairs, events: False.
+    An upload or verification: if its record is newer than the heartbeat. A merge: if the location
+    has its model, and no manifest came later. Others: False.
     """
     if progress.kind == "upload":
         return node.node in summary.nodes and summary.arrived > node.beat

@@ -499,8 +499,9 @@ def _find_stalled_runs(overview: Overview, patience: Patience) -> Iterator[Alarm
     """Yield an alarm for each run whose next checkpoint is late by its own usual interval.
 
     Late: ``steps`` intervals, at least ``least`` seconds.  It is critical if the training's process
-    died.  Left out are runs that ended, have queued uploads, or have no live worker; and, from the
-    age ``over`` of the last checkpoint on (without a hook ``ended``, or 10 intervals), all others.
+    died.  Left out are runs that ended, have queued uploads or no live worker, or whose last
+    checkpoint is older than ``over``; without a hook, older than ``ended`` or 10 intervals,
+    whichever is longer, is enough.
     """
     workers = [n for n in overview.alive if "worker" in n.roles]
     alive = {n.node for n in workers}

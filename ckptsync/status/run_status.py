@@ -110,7 +110,8 @@ def describe_run(name: str, summaries: Sequence[Summary], training: str = "") ->
     """Return the status of one run; ``training``: its state as its nodes announce it.
 
     A run whose newest location is `FINAL` has ended, whatever they announce. Only ``checkpoints``,
-    sizes and ``uploading`` count locations without manifests, or RETIRED and CONFLICT ones.
+    sizes and ``uploading`` count locations without manifests; only these and ``every`` count
+    RETIRED and CONFLICT ones.
     """
     stored = [s for s in summaries if s.manifests]
     live = [s for s in by_age(stored) if s.status not in ("RETIRED", "CONFLICT")]

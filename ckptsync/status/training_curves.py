@@ -90,7 +90,8 @@ def read_curves(data: bytes, name: str) -> dict[str, Curve]:
 def with_metrics(curves: Mapping[str, Curve], summaries: Iterable[Summary]) -> dict[str, Curve]:
     """Return the curves and those of metrics that events measured, which win if names are equal.
 
-    At most `MOST` are measured ones. Of two locations of one step the newer one counts.
+    At most `MOST` names are measured ones; locations without a step are left out. Of two locations
+    of one step the newer one counts.
     """
     measured: dict[str, dict[int, float | None]] = {}
     for s in by_age(summaries):
