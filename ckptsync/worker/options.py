@@ -77,7 +77,7 @@ class WorkerOptions:
 def checked_options(options: WorkerOptions, store_url: str) -> WorkerOptions:
     """Return ``options`` after checking names, and that run and store do not overlap.
 
-    Raises Corrupt for an invalid node id, else ConfigError.
+    Raises ConfigError.
     """
     try:
         checked_node(options.node)
